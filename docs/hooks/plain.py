@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 CODE = re.compile(r"`[^`]*`")
-SIGNS = {"<": "&lt;", "*": r"\*", "$": "&#36;", "|": "&#124;", "_": r"\_"}
+SIGNS = {"<": "&lt;", "*": r"\*", "$": "&#36;", "|": "&#124;", "_": r"\_", "[": r"\["}
 
 
 def plain(text: str) -> str:

@@ -148,7 +148,7 @@ def labels(folders: Sequence[Path], rows: Sequence[dict[str, Any]]) -> list[str]
     configs = [_compared(folder) for folder in folders]
     for name in ("code", "data_hash"):
         _tell_apart(name, configs, rows)
-    found = []
+    labels = []
     for row, config in zip(rows, configs, strict=True):
         peers = [other for other_row, other in zip(rows, configs, strict=True) if other_row["method"] == row["method"]]
         keys = sorted({key for peer in peers for key in peer if len({other.get(key) for other in peers}) > 1})
@@ -156,8 +156,8 @@ def labels(folders: Sequence[Path], rows: Sequence[dict[str, Any]]) -> list[str]
         names = [key.rpartition(".")[2] for key in shown]
         names = [name if names.count(name) == 1 else key for name, key in zip(names, shown, strict=True)]
         differs = [words for name, key in zip(names, shown, strict=True) if (words := _in_words(name, key, config))]
-        found.append(", ".join([row["method"], *differs]))
-    return found
+        labels.append(", ".join([row["method"], *differs]))
+    return labels
 
 
 _LEVELS = {"none": "no DP", "sample": "sample-level DP", "client": "client-level DP"}
@@ -201,17 +201,17 @@ def contradictions(named: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> d
     """A line on each label of which a finished run :func:`repeated` another with another result, by label: by what else the runs
     differ, such as the commit, the label does not say, so that their mean is of no one thing."""
     first: dict[tuple[object, ...], Mapping[str, Any]] = {}
-    found: dict[str, str] = {}
+    notes: dict[str, str] = {}
     for label, row in zip(named, rows, strict=True):
         if row["status"] == "finished":
-            one = first.setdefault(_draw(label, row), row)
-            if any(one[key] != row[key] for key in ("accuracy", "worst_tenth", "bytes_up", "bytes_down")):
-                found.setdefault(
+            earlier = first.setdefault(_draw(label, row), row)
+            if any(earlier[key] != row[key] for key in ("accuracy", "worst_tenth", "bytes_up", "bytes_down")):
+                notes.setdefault(
                     label,
-                    f"{one['run']} and {row['run']} have the same config and seed, and other results: another version of fedpriv "
+                    f"{earlier['run']} and {row['run']} have the same config and seed, and other results: another version of "
                     "or another machine may have made one of them; leave one out",
                 )
-    return found
+    return notes
 
 
 def _own_code(facts: Mapping[str, Any]) -> str | None:
@@ -226,7 +226,7 @@ def _tell_apart(name: str, configs: Sequence[dict[str, str]], rows: Sequence[Map
     """Add a hash to the configs of a method of which equal ones have different hashes. Folders of earlier versions have none."""
     for method in {row["method"] for row in rows}:
         of_method = [(config, row[name]) for config, row in zip(configs, rows, strict=True) if row["method"] == method]
-        if any(one == other and a and b and a != b for one, a in of_method for other, b in of_method):
+        if any(method == other and a and b and a != b for method, a in of_method for other, b in of_method):
             for config, value in of_method:
                 config[name] = value[:8] if value else "unknown"
 

@@ -96,14 +96,14 @@ def config_of(
         from fedpriv.models.user_net import name_of
 
         overrides["model.name"] = name_of(model)
-    made = laid_over(values, overrides, where)
-    load_plugins(made.plugins, of=where.removeprefix("config ") if where != "config" else "the config")
-    made = made.model_copy(update={"plugins": tuple(file.absolute() for file in made.plugins)})
-    check_names(made)
+    config = laid_over(values, overrides, where)
+    load_plugins(config.plugins, of=where.removeprefix("config ") if where != "config" else "the config")
+    config = config.model_copy(update={"plugins": tuple(file.absolute() for file in config.plugins)})
+    check_names(config)
     if here:
-        check_machine(made)
-    check_effects(made, overrides)
-    return made
+        check_machine(config)
+    check_effects(config, overrides)
+    return config
 
 
 def dotted(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,16 +115,16 @@ def dotted(keys: Mapping[str, Any]) -> dict[str, Any]:
     from fedpriv.config import RunConfig
     from fedpriv.errors import UnknownName
 
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in keys.items():
         if isinstance(value, Mapping) and name in RunConfig.model_fields:
-            found |= {f"{name}.{inner}": one for inner, one in _flat(value)}
+            flat |= {f"{name}.{inner}": item for inner, item in _flat(value)}
         elif "." in name or name in (*RunConfig.model_fields, *KEYS, *SHORTHANDS):
             key = name if value is None and name in _MAY_BE_NONE else KEYS.get(name, name)
-            found[key] = os.fspath(value) if isinstance(value, os.PathLike) else value
+            flat[key] = os.fspath(value) if isinstance(value, os.PathLike) else value
         else:
             raise UnknownName("key in config", name, {*RunConfig.model_fields, *KEYS, *SHORTHANDS})
-    return found
+    return flat
 
 
 def transforms(
@@ -135,17 +135,17 @@ def transforms(
     from fedpriv.config import parse_assignment
     from fedpriv.errors import UsageError
 
-    found: list[dict[str, Any]] = [] if mask_layers is None else [{"name": "mask", "last": mask_layers}]
+    transforms: list[dict[str, Any]] = [] if mask_layers is None else [{"name": "mask", "last": mask_layers}]
     for text in (defense,) if isinstance(defense, str) else defense or ():
         name, _, options = text.partition(":")
-        given = dict(parse_assignment(one, f"--defense {name}:", "variance=0.01") for one in options.split(",") if one)
-        found.append({"name": name} | given)
+        given = dict(parse_assignment(option, f"--defense {name}:", "variance=0.01") for option in options.split(",") if option)
+        transforms.append({"name": name} | given)
     if variance is not None:
-        noisy = [one for one in found if one["name"] in ("gaussian", "laplace")]
+        noisy = [transform for transform in transforms if transform["name"] in ("gaussian", "laplace")]
         if len(noisy) != 1 or "variance" in noisy[0]:
             raise UsageError("--variance needs exactly one --defense gaussian or laplace")
         noisy[0]["variance"] = variance
-    return found
+    return transforms
 
 
 def _values(config: RunConfig | Mapping[str, Any] | None) -> dict[str, Any]:
@@ -159,8 +159,8 @@ def _values(config: RunConfig | Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _flat(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Nested mappings as dotted keys and values."""
-    found: list[tuple[str, Any]] = []
+    flat: list[tuple[str, Any]] = []
     for key, value in values.items():
         inner = _flat(value) if isinstance(value, Mapping) else [("", value)]
-        found += [(f"{key}.{name}" if name else str(key), one) for name, one in inner]
-    return found
+        flat += [(f"{key}.{name}" if name else str(key), item) for name, item in inner]
+    return flat

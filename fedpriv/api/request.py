@@ -66,7 +66,7 @@ def registered(kind: str) -> set[str]:
         for call in getattr(node, "decorator_list", ())
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in _DECORATORS
     ]
-    written = {one.value for call in calls for one in call.args if isinstance(one, ast.Constant)}
+    written = {argument.value for call in calls for argument in call.args if isinstance(argument, ast.Constant)}
     return {name for name in written if isinstance(name, str)} | ({"by_column", "given"} if kind == "partition" else set())
 
 

@@ -59,8 +59,8 @@ class Run:
     def accuracy(self) -> float | None:
         """The mean of the clients' local test accuracies, over the last rounds (``eval.last``); of a run that is not finished,
         at its last evaluation. ``None``: it was not measured."""
-        found: float | None = summary(self.path)["accuracy"]
-        return found
+        accuracy: float | None = summary(self.path)["accuracy"]
+        return accuracy
 
     @property
     def per_client(self) -> list[float | None]:
@@ -172,16 +172,16 @@ class Run:
         return f"<table>{rows}</table>"
 
     def _shown(self) -> dict[str, str]:
-        found = figures(self.path)
-        accuracy = "not measured" if found["accuracy"] is None else f"{found['accuracy']:.1%}"
+        numbers = figures(self.path)
+        accuracy = "not measured" if numbers["accuracy"] is None else f"{numbers['accuracy']:.1%}"
         return {
-            "method": str(found["method"]),
-            "data": Path(found["dataset"]).name,
-            "seed": str(found["seed"]),
-            "rounds": f"{found['rounds']} ({found['status']})",
+            "method": str(numbers["method"]),
+            "data": Path(numbers["dataset"]).name,
+            "seed": str(numbers["seed"]),
+            "rounds": f"{numbers['rounds']} ({numbers['status']})",
             "accuracy": accuracy,
-            "up": f"{found['bytes_up']:,} B",
-            "down": f"{found['bytes_down']:,} B",
+            "up": f"{numbers['bytes_up']:,} B",
+            "down": f"{numbers['bytes_down']:,} B",
         }
 
     @property

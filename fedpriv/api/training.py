@@ -49,9 +49,9 @@ def train(
         UsageError: a key or a value that cannot be right, before anything is written.
         FedprivError: the run failed; its last checkpoint is whole.
     """
-    made = config_of(config, keys, here=True)
+    config = config_of(config, keys, here=True)
     with default_torch():
-        outcome = runs.start(made, Path(runs_dir), _nothing, on_round or _nothing, _warn, profile)
+        outcome = runs.start(config, Path(runs_dir), _nothing, on_round or _nothing, _warn, profile)
     return Run(outcome.folder)
 
 
@@ -76,11 +76,11 @@ def resume(
     """
     from fedpriv.tracking import settle_store
 
-    found = load(run, runs_dir)
-    settle_store(found.folder, tracking_uri)
+    resumed = load(run, runs_dir)
+    settle_store(resumed.folder, tracking_uri)
     with default_torch():
-        runs.resume(found.path, _nothing, on_round or _nothing, _warn, profile)
-    return found
+        runs.resume(resumed.path, _nothing, on_round or _nothing, _warn, profile)
+    return resumed
 
 
 def rounds(

@@ -36,23 +36,23 @@ def check_effects(config: RunConfig, asked: Mapping[str, Any]) -> None:
 
 def _idle(config: RunConfig) -> dict[str, str]:
     """By key without effect: the setting that makes it so, and mostly what to set for an effect."""
-    train, model, privacy, found = config.train, config.model, config.privacy, dict[str, str]()
+    train, model, privacy, unused = config.train, config.model, config.privacy, dict[str, str]()
     if privacy.level == "none":
         private = ("privacy.clip", "privacy.delta", "privacy.clipping", "privacy.accountant")
-        found |= dict.fromkeys(private, "privacy.level none; --dp client or --dp sample")
+        unused |= dict.fromkeys(private, "privacy.level none; --dp client or --dp sample")
     elif privacy.level == "client":
-        found["privacy.clipping"] = "privacy.level client; it is how --dp sample clips"
+        unused["privacy.clipping"] = "privacy.level client; it is how --dp sample clips"
     if train.local_steps is not None:
-        found["train.local_epochs"] = "train.local_steps, which says how long a client trains; leave one of them out"
+        unused["train.local_epochs"] = "train.local_steps, which says how long a client trains; leave one of them out"
     if train.optimizer != "sgd":
-        found["train.momentum"] = f"train.optimizer {train.optimizer}; it is that of sgd"
+        unused["train.momentum"] = f"train.optimizer {train.optimizer}; it is that of sgd"
     if train.selection in ("all", "schedule") and train.participation != 1.0:
-        found["train.participation"] = f"train.selection {train.selection}, which says itself who takes part; leave it out"
+        unused["train.participation"] = f"train.selection {train.selection}, which says itself who takes part; leave it out"
     if config.eval.probe == "none":
-        found["eval.probe_fractions"] = "eval.probe none; --set eval.probe=linear"
+        unused["eval.probe_fractions"] = "eval.probe none; --set eval.probe=linear"
     if model.tune != "lora":
-        found |= dict.fromkeys(("model.lora_rank", "model.lora_alpha"), "model.tune other than lora; --tune lora")
-    return found
+        unused |= dict.fromkeys(("model.lora_rank", "model.lora_alpha"), "model.tune other than lora; --tune lora")
+    return unused
 
 
 def _idle_options(config: RunConfig, asked: Mapping[str, Any]) -> dict[str, str]:
@@ -61,12 +61,12 @@ def _idle_options(config: RunConfig, asked: Mapping[str, Any]) -> dict[str, str]
         return {}
     from fedpriv.methods.build import parts_of
 
-    found = dict[str, str]()
+    unused = dict[str, str]()
     for section, kind, params in parts_of(config):
-        found |= {name if "." in name else f"{section}.{name}": under for name, under in kind.unused_options(params).items()}
+        unused |= {name if "." in name else f"{section}.{name}": under for name, under in kind.unused_options(params).items()}
         if config.privacy.level == "client" and asked.get(f"{section}.weights") == "samples":
-            found[f"{section}.weights"] = "privacy.level client, where all clients weigh the same"
-    return found
+            unused[f"{section}.weights"] = "privacy.level client, where all clients weigh the same"
+    return unused
 
 
 def _check_projector(config: RunConfig) -> None:

@@ -161,7 +161,7 @@ def _attack_images(
         raise UsageError(str(error.args[0])) from None
     except TypeError as error:
         raise UsageError(f"{name}: {error}") from None
-    if name not in (names := [one.name for one in tried]):
+    if name not in (names := [attacker.name for attacker in tried]):
         out.print(f"{name} needs the hidden layers; in its place, attacks without them: {', '.join(names)}", soft_wrap=True)
     attempts: list[ImageAttempt] = []
     with progress(len(tried)) as begin:
@@ -171,9 +171,9 @@ def _attack_images(
         for attacker in tried if not attempts else ():
             begin(f"{target.title}: {attacker.name}")
             attempts.append(target.run(attacker, Trial(seed, in_reach=False)))
-    tell_controls([control for made in attempts for control in made.controls], out)
-    if all(made.reconstruction is None for made in attempts):
-        held_to([control for made in attempts for control in made.controls])
+    tell_controls([control for attempt in attempts for control in attempt.controls], out)
+    if all(attempt.reconstruction is None for attempt in attempts):
+        held_to([control for attempt in attempts for control in attempt.controls])
     for line in figures.notes(attempts):
         out.print(line, soft_wrap=True)
     guesses = target.guesses()
@@ -189,30 +189,30 @@ def _attack_images(
         "images": len(target.images),
         "mask_layers": target.masked,
         "seed": seed,
-        "attackers": [_attacker(one) for one in attempts],
-        "baselines": {name: _figures(one) for name, one in figures.guess_figures(guesses).items()},
-        "controls": [vars(control) for made in attempts for control in made.controls],
+        "attackers": [_attacker(attempt) for attempt in attempts],
+        "baselines": {name: _figures(baseline) for name, baseline in figures.guess_figures(guesses).items()},
+        "controls": [vars(control) for attempt in attempts for control in attempt.controls],
     }
 
 
-def _attacker(made: ImageAttempt) -> dict[str, Any]:
+def _attacker(attempt: ImageAttempt) -> dict[str, Any]:
     """An attempt for ``--json``, with its figures if it was run."""
     from fedpriv.audit.images.figures import figures
 
-    why, found = made.inapplicable, figures(made)
-    said = {
-        "attacker": made.attacker.name,
-        "threat": asdict(made.attacker.threat),
-        "is_evidence": made.is_evidence,
+    why, scores = attempt.inapplicable, figures(attempt)
+    entry = {
+        "attacker": attempt.attacker.name,
+        "threat": asdict(attempt.attacker.threat),
+        "is_evidence": attempt.is_evidence,
         "inapplicable": None if why is None else str(why),
     }
-    return said if found is None else said | _figures(found)
+    return entry if scores is None else entry | _figures(scores)
 
 
-def _figures(found: ImageFigures | Baseline) -> dict[str, Any]:
+def _figures(scores: ImageFigures | Baseline) -> dict[str, Any]:
     """With the share of each rate."""
-    success = {limit: asdict(rate) | {"share": rate.share} for limit, rate in found.success.items()}
-    return asdict(found) | {"success": success}
+    success = {limit: asdict(rate) | {"share": rate.share} for limit, rate in scores.success.items()}
+    return asdict(scores) | {"success": success}
 
 
 @command(main, "attacks")
@@ -255,7 +255,7 @@ def _check_threat(name: str, threat: str, run_name: str | None) -> None:
     """Hold the declared threat model against the attack's."""
     from fedpriv.attacks.attack import ATTACKS
 
-    altering = [one for one, kind in ATTACKS.all().items() if kind.is_malicious()]
+    altering = [name for name, kind in ATTACKS.all().items() if kind.is_malicious()]
     if (name in altering) == (threat == "malicious"):
         if name in altering and run_name is None:
             raise UsageError(f"{name} alters what a server sends to a client; name the run with --run")

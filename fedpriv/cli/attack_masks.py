@@ -44,22 +44,22 @@ def attack_masks(options: Mapping[str, Any], seed: int, **others: Any) -> dict[s
     given_bits = SEED_BITS - attack.bits
     known = f"; {given_bits} further bits of it are given (an oracle)" if given_bits else ""
     out.print(f"the server knows both masked uploads, and tries {len(numbers):,} seeds of their mask{known}", soft_wrap=True)
-    began, told = time.process_time(), 0
+    began, steps_told = time.process_time(), 0
     with progress(STEPS) as begin:
 
         def tell(done: int) -> None:
-            nonlocal told
-            if done * STEPS // len(numbers) > told:
-                told = done * STEPS // len(numbers)
+            nonlocal steps_told
+            if done * STEPS // len(numbers) > steps_told:
+                steps_told = done * STEPS // len(numbers)
                 begin(f"{done:,} seeds tried")
 
-        found = dict(zip(rounds, unmask([one.pair for one in rounds.values()], numbers, tell), strict=True))
+        pairs = dict(zip(rounds, unmask([round.pair for round in rounds.values()], numbers, tell), strict=True))
     spent = time.process_time() - began
-    errors = {name: rounds[name].error(one.uploads) if one else None for name, one in found.items()}
+    errors = {name: rounds[name].error(pair.uploads) if pair else None for name, pair in pairs.items()}
     right = errors["flower"] is not None and errors["flower"] < EXACT
     controls = [
         Control("positive", right, f"Flower's masks: {_told(errors['flower'])}", spent),
-        Control("negative", found["fedpriv"] is None, f"AES-CTR under the whole key: {_told(errors['fedpriv'])}", spent),
+        Control("negative", pairs["fedpriv"] is None, f"AES-CTR under the whole key: {_told(errors['fedpriv'])}", spent),
     ]
     tell_controls(controls, out)
     held_to(controls)
@@ -68,7 +68,7 @@ def attack_masks(options: Mapping[str, Any], seed: int, **others: Any) -> dict[s
         "attack": NAME,
         "seed": seed,
         "bits": attack.bits,
-        "recovered": {name: one is not None for name, one in found.items()},
+        "recovered": {name: pair is not None for name, pair in pairs.items()},
         "errors": errors,
         "cpu_seconds": spent,
         "controls": [vars(control) for control in controls],

@@ -54,15 +54,15 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
         for attacker in tried:
             begin(f"{target.title}: {attacker.name}")
             out.print(f"{attacker.name}: {'; '.join(attacker.threat.sentences(images=False))}", soft_wrap=True)
-            attempt = target.tried(attacker, Trial(seed))
+            attempt = target.run(attacker, Trial(seed))
             for line in figures.in_lines(attempt, target):
                 out.print(line, soft_wrap=True)
-            made = figures.text_figures(attempt, target)
-            status = figures.status_of(attempt, made, baseline)
+            scores = figures.text_figures(attempt, target)
+            status = figures.status_of(attempt, scores, baseline)
             if status.was_run and status.reasons:
                 out.print(f"a failure of {attacker.name} is no evidence: {status.why}", soft_wrap=True)
             attempts.append(attempt)
-            rows.append(_row(attempt, made, status))
+            rows.append(_row(attempt, scores, status))
     out.print(figures.text_table(attempts, guess, target))
     malice = {} if played is None else {"threat": "malicious", "altered": list(played.altered), "refused": played.refusal}
     return {
@@ -90,12 +90,12 @@ def _row(attempt: TextAttempt, figures: TextFigures | None, status: Status) -> d
     return row
 
 
-def _with_shares(found: TextScoreMeans | PartialLeakage) -> dict[str, Any]:
+def _with_shares(scores: TextScoreMeans | PartialLeakage) -> dict[str, Any]:
     """A record as JSON, its rates with their shares."""
     from fedpriv.attacks.scoring.scores import Rate
 
-    rates = {name: one for name, one in vars(found).items() if isinstance(one, Rate)}
-    return asdict(found) | {name: asdict(one) | {"share": one.share} for name, one in rates.items()}
+    rates = {name: rate for name, rate in vars(scores).items() if isinstance(rate, Rate)}
+    return asdict(scores) | {name: asdict(rate) | {"share": rate.share} for name, rate in rates.items()}
 
 
 def _attackers(name: str, options: Mapping[str, Any], target: TextTarget) -> list[Attacker[TextAttack]]:

@@ -112,11 +112,11 @@ def audit(
     root = click.get_current_context().find_root()
     asked = hide_secrets(f"{root.info_name} {shlex.join(root.meta['fedpriv.given'])}")  # as it was typed
     places = [output] if output else []
-    found = audit_folders(folders, chosen, asked, processes, places, lambda text: out.print(text, soft_wrap=True))
+    report = audit_folders(folders, chosen, asked, processes, places, lambda text: out.print(text, soft_wrap=True))
     page = (output or folders[0] / "audit") / "audit.html"
     for folder in folders:
         send(folder, tracking_uri, "the report", out)
-    for run in found.runs:
+    for run in report.runs:
         answer = run.concluded
         out.print(styled("\n", (run.name, "bold"), ": ", (answer.words, "bold")), soft_wrap=True)
         out.print(f"  What would change it: {answer.change} {answer.command or ''}", soft_wrap=True)
@@ -125,9 +125,9 @@ def audit(
         if profile:
             _show_times(run.seconds, out)
     out.print(f"\nreport: {page}", soft_wrap=True)
-    if fail_if is not None and (why := found.met(fail_if)) is not None:
+    if fail_if is not None and (why := report.met(fail_if)) is not None:
         raise ConditionMet(f"{why}; the report is {page}")
-    return found.to_json() | {"report": str(page)}
+    return report.to_json() | {"report": str(page)}
 
 
 def _show_times(seconds: Mapping[str, float], out: Console) -> None:
@@ -136,7 +136,7 @@ def _show_times(seconds: Mapping[str, float], out: Console) -> None:
 
     whole = sum(seconds.values()) or 1.0
     table = Table("step", "CPU s", "share", box=None)
-    for step, spent in sorted(seconds.items(), key=lambda one: -one[1]):
+    for step, spent in sorted(seconds.items(), key=lambda entry: -entry[1]):
         if spent >= 0.005 * whole:
             table.add_row(step, f"{spent:.1f}", f"{spent / whole:.0%}")
     out.print(table)

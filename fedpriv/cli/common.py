@@ -36,10 +36,10 @@ def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callabl
             context = click.get_current_context()
             context.meta["fedpriv.json"] = as_json
 
-            def fail(code: int, told: str, hint: str = "", **more: Any) -> NoReturn:
-                say(f"fedpriv: {told}{hint}", err=True)
+            def fail(code: int, text: str, hint: str = "", **more: Any) -> NoReturn:
+                say(f"fedpriv: {text}{hint}", err=True)
                 if as_json:
-                    click.echo(json.dumps({"error": told, **more}))
+                    click.echo(json.dumps({"error": text, **more}))
                 sys.exit(code)
 
             try:
@@ -94,7 +94,7 @@ def png(_context: click.Context, _parameter: click.Parameter, path: Path | None)
         return None
     if path.suffix.lower() != ".png" or path.is_dir():
         raise click.BadParameter(f"{path} is not the name of a PNG file, such as {path.with_suffix('.png').name}")
-    folder = next(one for one in path.absolute().parents if one.exists())
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise click.BadParameter(f"cannot write {path}: {folder} is not a folder that you may write to")
     return path
@@ -119,10 +119,10 @@ def run_folders(runs: tuple[str, ...], runs_dir: Path) -> list[Path]:
     """
     from fedpriv.tracking import find_run
 
-    found = [find_run(run, runs_dir) for run in runs if not _is_store(Path(run))]
-    if not found:
+    folders = [find_run(run, runs_dir) for run in runs if not _is_store(Path(run))]
+    if not folders:
         raise UsageError(f"no runs among {', '.join(runs)}")
-    return list({folder.resolve(): folder for folder in found}.values())
+    return list({folder.resolve(): folder for folder in folders}.values())
 
 
 def _is_store(path: Path) -> bool:
@@ -137,8 +137,8 @@ def loading() -> None:
 
 def console() -> Console:
     """The console for human-readable output: standard output, or standard error with ``--json``."""
-    made: Console = terminal(err=bool(click.get_current_context().meta.get("fedpriv.json")))
-    return made
+    console: Console = terminal(err=bool(click.get_current_context().meta.get("fedpriv.json")))
+    return console
 
 
 def send(folder: Path, uri: str | None, what: str, out: Console) -> None:

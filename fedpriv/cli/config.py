@@ -37,16 +37,16 @@ def config(key: str | None) -> dict[str, Any]:
 
     from fedpriv.cli.config_keys import keys, sections
 
-    found, about, out = keys(key), sections(), console()
+    shown_keys, about, out = keys(key), sections(), console()
     shown = None
-    for one in found:
-        section = one.name.rpartition(".")[0]
-        if section != shown and len(found) > 1:
+    for entry in shown_keys:
+        section = entry.name.rpartition(".")[0]
+        if section != shown and len(shown_keys) > 1:
             out.print(styled("\n", (section or "the run", "bold"), f": {about[section]}"), soft_wrap=True)
         shown = section
-        out.print(styled((one.name, "bold"), f" = {one.default}   ({one.values})"), soft_wrap=True)
-        out.print(f"    {one.description}", soft_wrap=True)
-    return {"keys": [asdict(one) for one in found]}
+        out.print(styled((entry.name, "bold"), f" = {entry.default}   ({entry.values})"), soft_wrap=True)
+        out.print(f"    {entry.description}", soft_wrap=True)
+    return {"keys": [asdict(entry) for entry in shown_keys]}
 
 
 @command(main, "init")
@@ -66,14 +66,14 @@ def init(file: Path, config_file: Path | None, assignments: tuple[str, ...], **f
     from fedpriv.files import write_atomically
     from fedpriv.methods.build import with_options
 
-    made = config_from(config_file, assignments, flags)
-    with_options(made)  # refuses names and options that are wrong
+    config = config_from(config_file, assignments, flags)
+    with_options(config)  # refuses names and options that are wrong
     if file.exists():
         raise UsageError(f"{file} is there already; name another file")
     if not file.parent.is_dir():
         raise UsageError(f"there is no folder {file.parent}")
     try:
-        write_atomically(file, "\n".join(_lines(made, file)).encode() + b"\n")
+        write_atomically(file, "\n".join(_lines(config, file)).encode() + b"\n")
     except OSError as error:
         raise UsageError(f"cannot write {file}: {error.strerror}; name another file") from None
     console().print(f"{file}: fedpriv train --config {file}", soft_wrap=True)

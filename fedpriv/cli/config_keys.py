@@ -52,9 +52,9 @@ def keys(within: str | None = None) -> list[Key]:
     every = [_key(name, section, field) for name, section in _sections(RunConfig, "") for field in _fields(section)]
     if within is None:
         return every
-    found = [key for key in every if key.name == within or key.name.startswith(f"{within}.")]
-    if found:
-        return found
+    matching = [key for key in every if key.name == within or key.name.startswith(f"{within}.")]
+    if matching:
+        return matching
     first = within.partition(".")[0]
     if first in RunConfig.model_fields and "." in within and _inner(RunConfig, first) is None:
         raise UsageError(f"{within}: `fedpriv methods` lists the options of each {first}")
@@ -98,9 +98,9 @@ def as_yaml(value: Any) -> str:
 def in_words(schema: Mapping[str, Any]) -> str:
     """A JSON schema in words."""
     if "anyOf" in schema:
-        return _listed([in_words(one) for one in schema["anyOf"]])
+        return _listed([in_words(option) for option in schema["anyOf"]])
     if "enum" in schema:
-        return _listed([str(one) for one in schema["enum"]])
+        return _listed([str(value) for value in schema["enum"]])
     if "const" in schema:
         return str(schema["const"])
     if schema.get("type") == "array":

@@ -66,8 +66,8 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
     from fedpriv.attacks.core.doing import now
 
     shown, began, done, step = terminal(err=True), time.monotonic(), 0, ""
-    said = TextColumn("{task.description}", markup=False)
-    columns = (said, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    description = TextColumn("{task.description}", markup=False)
+    columns = (description, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     # Results still go to standard output while the bar is shown.
     with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal, redirect_stdout=False) as bar:
         task = bar.add_task("", total=total)

@@ -47,7 +47,7 @@ def _all() -> Rows:
 
 
 def _options(options: list[dict[str, Any]]) -> Any:
-    lines = [((one["name"], "bold"), f" = {one['default']}\n") for one in options]
-    made = styled(*(part for line in lines for part in line))
-    made.rstrip()
-    return made
+    lines = [((option["name"], "bold"), f" = {option['default']}\n") for option in options]
+    text = styled(*(part for line in lines for part in line))
+    text.rstrip()
+    return text

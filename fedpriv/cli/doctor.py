@@ -24,7 +24,7 @@ class Line(NamedTuple):
     """A line of the table; ``missing``: how to get what is not there."""
 
     what: str
-    found: str
+    value: str
     missing: str | None = None
 
 
@@ -40,8 +40,8 @@ def doctor() -> dict[str, Any]:
     lines = [*_machine(), *_packages(), *_extras(), *_folders()]
     table = Table(box=None, show_header=False, pad_edge=False)
     for line in lines:
-        found = (line.found, "yellow") if line.missing else line.found
-        table.add_row(line.what, styled(found, *([f"; {line.missing}"] if line.missing else [])))
+        value = (line.value, "yellow") if line.missing else line.value
+        table.add_row(line.what, styled(value, *([f"; {line.missing}"] if line.missing else [])))
     console().print(table)
     return {"lines": [line._asdict() for line in lines], "missing": [line.what for line in lines if line.missing]}
 
@@ -68,21 +68,28 @@ def _extras() -> Iterator[Line]:
 
     needs: dict[str, list[Requirement]] = {name: [] for name in metadata("fedpriv").get_all("Provides-Extra") or []}
     for text in requires("fedpriv") or []:
-        one = Requirement(text)
-        for name, of_it in needs.items():
-            if one.marker is not None and one.marker.evaluate({"extra": name}) and not one.marker.evaluate({"extra": ""}):
-                of_it.append(one)
-    for name, of_it in sorted(needs.items()):
-        here = {one.name: _version(one.name) for one in of_it}
-        lacking = [one for one, found in here.items() if found is None]
-        wrong = [one for one in of_it if (found := here[one.name]) is not None and not one.specifier.contains(found)]
-        said = ", ".join(f"{one} {found}" for one, found in here.items() if found is not None)
+        requirement = Requirement(text)
+        for name, requirements in needs.items():
+            if (
+                requirement.marker is not None
+                and requirement.marker.evaluate({"extra": name})
+                and not requirement.marker.evaluate({"extra": ""})
+            ):
+                requirements.append(requirement)
+    for name, requirements in sorted(needs.items()):
+        versions = {requirement.name: _version(requirement.name) for requirement in requirements}
+        lacking = [package for package, installed in versions.items() if installed is None]
+        present = {package: installed for package, installed in versions.items() if installed is not None}
+        wrong = [
+            needed for needed in requirements if needed.name in present and not needed.specifier.contains(present[needed.name])
+        ]
+        text = ", ".join(f"{package} {installed}" for package, installed in present.items())
         if lacking:
             yield Line(f"extra {name}", f"not installed: {', '.join(lacking)}", extra(name))
         elif wrong:
-            yield Line(f"extra {name}", said, f"tested with {', '.join(f'{one.name}{one.specifier}' for one in wrong)}")
+            yield Line(f"extra {name}", text, f"tested with {', '.join(f'{needed.name}{needed.specifier}' for needed in wrong)}")
         else:
-            yield Line(f"extra {name}", said)
+            yield Line(f"extra {name}", text)
 
 
 def _version(package: str) -> str | None:
@@ -109,7 +116,7 @@ def _folders() -> Iterator[Line]:
     yield Line("tracking", f"{default_uri(Path('runs'))}  (MLFLOW_TRACKING_URI, --tracking-uri)")
     for what, folder in (("cache of images", cache_folder()), ("cache of controls", kept.folder())):
         size = sum(file.stat().st_size for file in folder.glob("*") if file.is_file()) if folder.is_dir() else 0
-        writable = os.access(next(one for one in (folder, *folder.parents) if one.exists()), os.W_OK)
+        writable = os.access(next(parent for parent in (folder, *folder.parents) if parent.exists()), os.W_OK)
         yield Line(
             what, f"{folder}, {size / 1e6:.1f} MB", None if writable else "cannot be written, so it is made again each time"
         )

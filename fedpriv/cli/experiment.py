@@ -143,13 +143,13 @@ def reproduce(
     from fedpriv.experiments import reproduce as run_again
 
     out = console()
-    found = run_again(path, runs_dir, jobs, labels, seeds, sample, data_dir, lambda text: out.print(text, soft_wrap=True))
-    if any(one.state in ("interrupted", "left") for one in found):
+    results = run_again(path, runs_dir, jobs, labels, seeds, sample, data_dir, lambda text: out.print(text, soft_wrap=True))
+    if any(result.state in ("interrupted", "left") for result in results):
         out.print("Interrupted; with --only and --seed of the runs that were picked, it goes on.", soft_wrap=True)
         sys.exit(130)
-    if wrong := [one.run for one in found if one.state != "same"]:
-        raise FedprivError(f"{len(wrong)} of {len(found)} results were not reproduced: {', '.join(wrong)}")
-    return {"results": [one.as_data() for one in found]}
+    if wrong := [result.run for result in results if result.state != "same"]:
+        raise FedprivError(f"{len(wrong)} of {len(results)} results were not reproduced: {', '.join(wrong)}")
+    return {"results": [result.as_data() for result in results]}
 
 
 @command(experiment, "plan")
@@ -174,17 +174,17 @@ def plan(
     loading()
     from fedpriv.experiments.plan import planned
 
-    found = planned(path, runs_dir, labels, seeds, measure, data_dir)
-    _show(found)
-    return {"experiments": found}
+    plans = planned(path, runs_dir, labels, seeds, measure, data_dir)
+    _show(plans)
+    return {"experiments": plans}
 
 
-def _show(found: Sequence[dict[str, Any]]) -> None:
+def _show(plans: Sequence[dict[str, Any]]) -> None:
     """Print what is left: of several experiments a line each, of one a line a label."""
     from rich.table import Table
 
-    out, alone = console(), len(found) == 1
-    rows = found[0]["runs"] if alone else found
+    out, alone = console(), len(plans) == 1
+    rows = plans[0]["runs"] if alone else plans
     table = Table(box=None, pad_edge=False)
     table.add_column("run" if alone else "experiment", overflow="fold")
     for column in ("runs left", "rounds left", "time"):
@@ -199,12 +199,12 @@ def _show(found: Sequence[dict[str, Any]]) -> None:
     out.print(table)
     left, known = sum(row["left"] for row in rows), sum(row["hours"] or 0 for row in rows)
     lacking = any(row["hours"] is None or row.get("not_measured") for row in rows)
-    told = f"{left} {'run' if left == 1 else 'runs'} left"
+    text = f"{left} {'run' if left == 1 else 'runs'} left"
     if known or not lacking:
-        told += f", about {_time(known)} of one core (or GPU)" + (" without those that were not measured" if lacking else "")
+        text += f", about {_time(known)} of one core (or GPU)" + (" without those that were not measured" if lacking else "")
     else:
-        told += "; how long they take was not measured (--measure trains four rounds of each)"
-    out.print(told, soft_wrap=True)
+        text += "; how long they take was not measured (--measure trains four rounds of each)"
+    out.print(text, soft_wrap=True)
 
 
 def _time(hours: float | None) -> str:

@@ -118,9 +118,9 @@ def _conclude(reporter: Any, outcome: Any, imports: float) -> dict[str, Any]:
     if outcome.summary is None:
         reporter.conclude(outcome)
         sys.exit(130)
-    found = _measured(outcome)
-    reporter.conclude(outcome, found)
-    return dict(outcome.summary) | ({} if found is None else {"canaries": asdict(found)})
+    canaries = _measured(outcome)
+    reporter.conclude(outcome, canaries)
+    return dict(outcome.summary) | ({} if canaries is None else {"canaries": asdict(canaries)})
 
 
 def _measured(outcome: Any) -> Canaries | None:

@@ -31,11 +31,11 @@ def parse(schema: type[T], values: Any, where: str) -> T:
         UsageError: in one line, the first thing wrong, where it stands and what would be right.
     """
     try:
-        made = TypeAdapter(schema).validate_python(values)
+        config = TypeAdapter(schema).validate_python(values)
     except ValidationError as error:
         raise _readable(error, schema, where) from None
-    check_kinds(values, made, where, "")
-    return made
+    check_kinds(values, config, where, "")
+    return config
 
 
 def _readable(error: ValidationError, schema: Any, where: str) -> UsageError:
@@ -138,10 +138,10 @@ def lay_over(values: dict[str, Any], overrides: Mapping[str, Any]) -> None:
 
 def lookup(config: RunConfig, dotted: str) -> Any:
     """The value of a dotted key, such as ``train.lr``."""
-    found: Any = config
+    value: Any = config
     for part in dotted.split("."):
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def filled(config: RunConfig, suggestions: Mapping[str, Any]) -> RunConfig:

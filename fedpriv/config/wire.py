@@ -34,7 +34,7 @@ class WireConfig(Section):
         if value in ("none", "default", "all"):
             return value
         given = value if isinstance(value, list | tuple) else str(value).split(",")
-        rounds = {int(text) for one in given if (text := str(one).strip()).isdecimal()}
+        rounds = {int(text) for value in given if (text := str(value).strip()).isdecimal()}
         if not rounds or 0 in rounds or len(rounds) < len(given):
             raise ValueError("should be none, default, all, or rounds, each once, such as 1,5,10")
         return tuple(sorted(rounds))

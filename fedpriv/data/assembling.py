@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.data.dataset import Opened, Texts, Values
+from fedpriv.data.dataset import Opened, TableRows, Texts, Values
 from fedpriv.data.labels import read_labels, spellings
 from fedpriv.data.subsets import at_most, hold_out
 from fedpriv.data.tables.columns import Columns
@@ -108,10 +108,10 @@ def assemble(
                     raise decoding.MixedSizes
                 cached = {"train": train, "test": test}
             except decoding.MixedSizes:
-                found = decoding.sizes(parts, columns.image)
-                together = decoding.common_side(found)
+                sizes = decoding.sizes(parts, columns.image)
+                together = decoding.common_side(sizes)
                 train, test = (decoding.decode(table, columns.image, rows, common, together) for table, rows in parts)
-                cached = {"train": train, "test": test, "sizes": torch.from_numpy(np.unique(found, axis=0))}
+                cached = {"train": train, "test": test, "sizes": torch.from_numpy(np.unique(sizes, axis=0))}
             decoding.write_cache(cache, cached)
         if "sizes" in cached:
             low, high, square = cached["sizes"].amin(0).tolist(), cached["sizes"].amax(0).tolist(), cached["train"].shape[-1]
@@ -126,26 +126,25 @@ def assemble(
         train, test = (_texts(table, columns.text, rows) for table, rows in parts)
         return train, test
 
-    def vectors() -> tuple[Tensor, Tensor]:
-        from fedpriv.data.user_data.vectors import PUBLIC
-        from fedpriv.data.user_data.vectors import vectors as of_columns
+    def vectors() -> TableRows:
+        from fedpriv.data.user_data.vectors import PUBLIC, encode_tables
 
         notes.append(PUBLIC)
-        return of_columns(parts[0], parts[1], columns.features)
+        return encode_tables(parts[0], parts[1], columns.features)
 
     def column(name: str) -> Values:
         if name not in tables[0].features:
             raise UsageError(f"{tables[0].origin} has no column {name!r}; its columns are: {', '.join(tables[0].features)}")
-        found = [
+        owners = [
             column_values(table.column(name).take(rows).to_pylist(), rows, name, table) if name in table.features else None
             for table, rows in parts
         ]
-        assert found[0] is not None
+        assert owners[0] is not None
         if name == columns.label:
             notes.append(f"the clients are the labels, column {name!r}: each has one class, and the data of no other")
-        clients = np.unique(found[0]).tolist()
+        clients = np.unique(owners[0]).tolist()
         notes.extend((*_like_missing(clients, name, "client", "client"), *spellings(clients, name, "clients")))
-        return found[0], found[1]
+        return owners[0], owners[1]
 
     return Opened(
         labels[0][kept[0]],
@@ -173,8 +172,8 @@ def _check_test_columns(tables: Sequence[Table], columns: Columns) -> None:
 def _like_missing(values: Sequence[Any], column: str, read_as: str, missing: str) -> Iterator[str]:
     """A line on the values of a column that look like a missing one, if there are any."""
     if odd := [value for value in values if str(value).strip().lower() in _MISSING]:
-        told = f"column {column!r}: {odd[0]!r} is read as a {read_as} of that name"
-        yield f"{told}; leave out these rows if their {missing} is missing"
+        reading = f"column {column!r}: {odd[0]!r} is read as a {read_as} of that name"
+        yield f"{reading}; leave out these rows if their {missing} is missing"
 
 
 def _texts(table: Table, column: str, rows: NDArray[np.int64]) -> Texts:

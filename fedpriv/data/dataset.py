@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedpriv.data.encoding import Column
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,6 +25,18 @@ Values = tuple[NDArray[Any], NDArray[Any] | None]
 """Of a column, in the training and the test rows."""
 
 
+class TableRows(NamedTuple):
+    """Rows of a table as the net takes them, each ``(N, F)`` float32, or arrays such as time series, ``(N, C, L)``.
+
+    Attributes:
+        columns: what the entries of a row are, in their order; empty for arrays.
+    """
+
+    train: Tensor
+    test: Tensor
+    columns: tuple[Column, ...] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Samples that are an image, a text, both, or a row of numbers, with labels ``(N,)`` int64; training and test.
@@ -31,8 +44,8 @@ class Dataset:
     Attributes:
         images: decoded, each ``(N, C, H, W)`` uint8; ``None``: the samples have none.
         texts: one for each sample; ``None``: the samples have none.
-        vectors: rows of a table as the net takes them, each ``(N, F)`` float32, or arrays such as time series, ``(N, C, L)``;
-            ``None``: the samples are neither.
+        vectors: training and test rows of a table, or arrays; ``None``: the samples are neither.
+        columns: of the rows of a table.
         mean, std: of the images, per channel on the [0, 1] scale.
         suggests: values for config keys that the config leaves open.
         owners: whose each sample is; ``None``: the data do not say.
@@ -47,6 +60,7 @@ class Dataset:
     images: tuple[Tensor, Tensor] | None = None
     texts: tuple[Texts, Texts] | None = None
     vectors: tuple[Tensor, Tensor] | None = None
+    columns: tuple[Column, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     suggests: Mapping[str, Any] = field(default_factory=dict)
@@ -128,7 +142,7 @@ class Opened:
     Attributes:
         images: a function of the side in pixels (``None``: unchanged) that returns decoded training and test images.
         texts: a function that returns training and test texts.
-        vectors: a function that returns training and test rows as numbers.
+        vectors: a function that returns training and test rows as numbers, with their columns.
         column: a function of a column's name that returns its values in the training and the test rows; ``None`` in place of the
             latter: the test rows have no such column.
         owners: whose each sample is; ``None``: the data do not say.
@@ -141,7 +155,7 @@ class Opened:
     images: Callable[[int | None], tuple[Tensor, Tensor]] | None = None
     texts: Callable[[], tuple[Texts, Texts]] | None = None
     suggests: Mapping[str, Any] = field(default_factory=dict)
-    vectors: Callable[[], tuple[Tensor, Tensor]] | None = None
+    vectors: Callable[[], TableRows] | None = None
     column: Callable[[str], Values] | None = None
     owners: Owners | None = None
     notes: list[str] = field(default_factory=list)

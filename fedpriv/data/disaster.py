@@ -168,24 +168,24 @@ def _pair_up(root: Path, classes: tuple[str, ...]) -> PairTable:
         imageless += [text for stem, text in texts.items() if stem not in images]
     alone = ((textless, "an image without its text", "images without their text"),
              (imageless, "a text without its image", "texts without their image"))  # fmt: skip
-    if faults := [_listed(root, files, one, many) for files, one, many in alone if files]:
+    if faults := [_listed(root, files, singular, many) for files, singular, many in alone if files]:
         raise UsageError(f"{root}: {' and '.join(faults)}; pairs are {_LAYOUT}")
     return PairTable(str(root), tuple(pairs), classes)
 
 
 def _by_stem(folder: Path, suffixes: Collection[str]) -> dict[str, Path]:
-    found: dict[str, Path] = {}
+    by_stem: dict[str, Path] = {}
     for path in visible(folder):  # none where a test split lacks the class
         if path.suffix.lower() in suffixes:
-            if path.stem in found:
-                raise UsageError(f"{path} and {found[path.stem].name} have the same stem; keep one of them")
-            found[path.stem] = path
-    return found
+            if path.stem in by_stem:
+                raise UsageError(f"{path} and {by_stem[path.stem].name} have the same stem; keep one of them")
+            by_stem[path.stem] = path
+    return by_stem
 
 
-def _listed(root: Path, files: list[Path], one: str, many: str) -> str:
+def _listed(root: Path, files: list[Path], singular: str, many: str) -> str:
     names = ", ".join(str(path.relative_to(root)) for path in files[:_SHOWN])
-    what = one if len(files) == 1 else f"{len(files):,} {many}"
+    what = singular if len(files) == 1 else f"{len(files):,} {many}"
     return f"{what} ({names}{', ...' if len(files) > _SHOWN else ''})"
 
 

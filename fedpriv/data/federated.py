@@ -89,8 +89,8 @@ class FederatedData:
 
     def split(self, which: Which, client: int) -> Split:
         """The client's tensors; for pairs, of the modalities that it has."""
-        found = self.pick(which, self._indices[which][client])
-        return found._replace(inputs=without(found.inputs, self.lacking(client)))
+        split = self.pick(which, self._indices[which][client])
+        return split._replace(inputs=without(split.inputs, self.lacking(client)))
 
     def pick(self, which: Whole, index: Tensor) -> Split:
         """The samples at some positions ``(n,)`` of a whole pool."""
@@ -153,8 +153,8 @@ class ClientData:
     def chunks(self, which: Which, size: int) -> Iterator[Split]:
         """Its samples of a split, so many at a time."""
         for part in torch.split(self.of.indices(which, self.client), size):
-            found = self.of.pick(which, part)
-            yield found._replace(inputs=without(found.inputs, self.lacking))
+            split = self.of.pick(which, part)
+            yield split._replace(inputs=without(split.inputs, self.lacking))
 
     def weights(self, which: Which) -> Tensor | None:
         """How much each sample counts in a test ``(n,)``; ``None``: all the same."""
@@ -168,5 +168,5 @@ class ClientData:
 
 def _on_device(held_by: Sequence[Indices], device: torch.device) -> list[Tensor]:
     """Each client's positions as a tensor. Clients that share an array, such as the empty one, share its tensor."""
-    made = {id(held): torch.as_tensor(held, device=device) for held in {id(held): held for held in held_by}.values()}
-    return [made[id(held)] for held in held_by]
+    tensors = {id(held): torch.as_tensor(held, device=device) for held in {id(held): held for held in held_by}.values()}
+    return [tensors[id(held)] for held in held_by]

@@ -44,9 +44,9 @@ def read_labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64
     numbered = numbers and any(np.issubdtype(array.dtype, np.integer) for array in values)
     if given is not None:
         classes = given
-    elif (found := _no_classes(raw[0], values[0])) is not None:
+    elif (quantities := _no_classes(raw[0], values[0])) is not None:
         raise UsageError(
-            f"{tables[0].origin}: column {column!r} holds {found}; a label is a class, which samples share, and quantities "
+            f"{tables[0].origin}: column {column!r} holds {quantities}; a label is a class, which samples share, and quantities "
             "are not predicted: name another column (--set data.label=NAME), or put a class, such as a range, in place of each"
         )
     elif numbered:
@@ -140,8 +140,8 @@ def _ids(table: Table, values: NDArray[Any], column: str, classes: tuple[str, ..
     if len(outside):
         shown = values[outside].tolist()[0]
         names = ", ".join([*classes[:_SHOWN], *["..."] * (len(classes) > _SHOWN)])
-        told = f"label {shown!r} in column {column!r} is none of the {len(classes)} classes"
-        raise UsageError(f"{table.at(outside[0])}: {told}: {names}")
+        what = f"label {shown!r} in column {column!r} is none of the {len(classes)} classes"
+        raise UsageError(f"{table.at(outside[0])}: {what}: {names}")
     return ids
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedpriv.config import DataConfig
 from fedpriv.data.assembling import SampleChoice, assemble
-from fedpriv.data.dataset import Dataset, Opened, Source, Texts, Values
+from fedpriv.data.dataset import Dataset, Opened, Source, TableRows, Texts, Values
 from fedpriv.data.disaster import open_disaster
 from fedpriv.data.subsets import hold_out, in_proportion
 from fedpriv.data.synthetic_pairs import open_synthetic
@@ -75,11 +75,11 @@ def load_data(data: DataConfig) -> Dataset:
     source, opened = _find(data.name, data), open_data(data)
     images = opened.images and opened.images(data.image_size or opened.suggests.get("data.image_size"))
     texts = opened.texts and opened.texts()
-    vectors = opened.vectors and opened.vectors()
+    rows = opened.vectors() if opened.vectors else None
     if images is None and data.pixels != "standardised":
         raise UsageError(f"data.pixels={data.pixels} is for images, and {source.name} has none")
     mean, std = _scaling(data, source, images[0]) if images else ((), ())
-    found = Dataset(
+    dataset = Dataset(
         name=source.name,
         train_labels=torch.from_numpy(opened.train_labels),
         test_labels=torch.from_numpy(opened.test_labels),
@@ -87,18 +87,19 @@ def load_data(data: DataConfig) -> Dataset:
         default_model=source.default_model or _usual_model(opened, images and tuple(images[0].shape[1:])),
         images=images,
         texts=texts,
-        vectors=vectors,
+        vectors=None if rows is None else (rows.train, rows.test),
+        columns=() if rows is None else rows.columns,
         mean=mean,
         std=std,
         suggests=opened.suggests,
         owners=opened.owners,
         said=tuple(opened.notes),
     )
-    if data.name not in _SOURCES and (both := found.repeated()):
-        tested = len(found.test_labels)
-        said = f"{both:,} of the {tested:,} test samples are training samples, too, so accuracies are higher than on new ones"
-        found = replace(found, said=(*found.said, said))
-    return found
+    if data.name not in _SOURCES and (both := dataset.repeated()):
+        tested = len(dataset.test_labels)
+        overlap = f"{both:,} of the {tested:,} test samples are training samples, too, so accuracies are higher than on new ones"
+        dataset = replace(dataset, said=(*dataset.said, overlap))
+    return dataset
 
 
 def _scaling(data: DataConfig, source: Source, images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -191,10 +192,10 @@ def _limited(opened: Opened, limit: int | None, test_limit: int | None) -> Opene
         train, test = opened.texts()
         return tuple(train[i] for i in kept), tuple(test[i] for i in tested)
 
-    def vectors() -> tuple[Tensor, Tensor]:
+    def vectors() -> TableRows:
         assert opened.vectors is not None
-        train, test = opened.vectors()
-        return train[kept], test[tested]
+        train, test, columns = opened.vectors()
+        return TableRows(train[kept], test[tested], columns)
 
     def column(name: str) -> Values:
         assert opened.column is not None
@@ -279,12 +280,12 @@ def hub_source(
                 "or connect to the hub once"
             )
             tables = open_hub(hub_id, name, splits, hint)
-        found = columns or find_columns(tables[0])
+        columns_read = columns or find_columns(tables[0])
         there = tables[0].features
-        for column in found.read:
+        for column in columns_read.read:
             if column not in there:
                 raise UsageError(f"{tables[0].origin} has no column {column!r}; its columns are: {', '.join(there)}")
-        return assemble(name, tables, found, mode, choice)
+        return assemble(name, tables, columns_read, mode, choice)
 
     return open_
 

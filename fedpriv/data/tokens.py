@@ -20,14 +20,14 @@ def tokenise(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, longest: 
     Raises:
         UsageError: a text has no tokens, as all its characters are dropped by the tokenizer.
     """
-    found = tokenizer(list(texts), verbose=False)["input_ids"]  # the caller reports the number of truncated texts
-    if [] in found:
-        raise UsageError(f"the tokenizer finds no tokens in the text {texts[found.index([])]!r}; remove it or replace it")
-    cut = sum(len(ids) > longest for ids in found)
+    tokens_of = tokenizer(list(texts), verbose=False)["input_ids"]  # the caller reports the number of truncated texts
+    if [] in tokens_of:
+        raise UsageError(f"the tokenizer finds no tokens in the text {texts[tokens_of.index([])]!r}; remove it or replace it")
+    cut = sum(len(ids) > longest for ids in tokens_of)
     if cut:
-        found = tokenizer(list(texts), truncation=True, max_length=longest)["input_ids"]
-    width = max(map(len, found))
-    ids = torch.full((len(found), width), int(tokenizer.pad_token_id), dtype=torch.int32)
-    for row, tokens in zip(ids, found, strict=True):
+        tokens_of = tokenizer(list(texts), truncation=True, max_length=longest)["input_ids"]
+    width = max(map(len, tokens_of))
+    ids = torch.full((len(tokens_of), width), int(tokenizer.pad_token_id), dtype=torch.int32)
+    for row, tokens in zip(ids, tokens_of, strict=True):
         row[: len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
     return ids, cut

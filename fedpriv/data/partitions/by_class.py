@@ -72,8 +72,8 @@ def _without_duplicates(slots: Indices, task: PartitionTask) -> Indices:
     while (held > 1).any():
         stuck = True
         for client, cls in np.argwhere(held > 1):
-            while held[client, cls] > 1 and (found := _partner(slots, held, client, cls, task.rng)) is not None:
-                other, place = divmod(found, per_client)
+            while held[client, cls] > 1 and (swap := _partner(slots, held, client, cls, task.rng)) is not None:
+                other, place = divmod(swap, per_client)
                 back = slots[other, place]
                 mine = np.flatnonzero(slots[client] == cls)[-1]
                 slots[client, mine], slots[other, place] = back, cls

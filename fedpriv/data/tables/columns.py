@@ -101,7 +101,10 @@ def find_columns(
         what = f"texts of column {text}" if image is None else f"images of column {image}"
         notes = (f"the samples are the {what}; not used: {', '.join(unused)}",)
     if vector and label is not None:
-        notes = (*_on_label(table, label, guessed=guessed, others=[one for one in vector if not array_shape(table, one)]), *notes)
+        notes = (
+            *_on_label(table, label, guessed=guessed, others=[name for name in vector if not array_shape(table, name)]),
+            *notes,
+        )
     missing = "label" if label is None else None
     if image is None and text is None and not vector:
         missing = "image or text"
@@ -140,7 +143,7 @@ def _check_named(
 
 def _are_levels(values: pa.ChunkedArray) -> bool:
     """Whether a column has so few distinct values that it is a category."""
-    from fedpriv.data.user_data.vectors import MOST_LEVELS
+    from fedpriv.data.encoding import MOST_LEVELS
 
     return len(values.unique()) <= MOST_LEVELS
 

@@ -71,12 +71,12 @@ class MixedSizes(UsageError):
 
 def sizes(tables: Sequence[tuple[Table, NDArray[np.int64]]], column: str) -> NDArray[np.int64]:
     """Width and height of all images ``(N, 2)``; reads the headers alone."""
-    found = []
+    sizes = []
     for table, rows in tables:
         for place, value in enumerate(table.column(column).take(rows)):
             with _open(value.as_py(), table, column, int(rows[place])) as image:
-                found.append(image.size)
-    return np.array(found, dtype=np.int64)
+                sizes.append(image.size)
+    return np.array(sizes, dtype=np.int64)
 
 
 def common_side(widths_and_heights: NDArray[np.int64]) -> int:
@@ -103,8 +103,8 @@ def _open(value: object, table: Table, column: str, row: int) -> Image:
         image = PIL.Image.open(io.BytesIO(value) if isinstance(value, bytes) else str(value))
     except Exception as error:
         if isinstance(value, bytes) and isinstance(error, PIL.UnidentifiedImageError):  # which says where in memory they are
-            told = f"column {column!r} holds bytes that are no image; write texts as strings"
-            raise FedprivError(f"{table.at(row)}: {told}") from None
+            what = f"column {column!r} holds bytes that are no image; write texts as strings"
+            raise FedprivError(f"{table.at(row)}: {what}") from None
         raise _undecodable(table, value, row, error) from None
     if is_deep(image):
         raise UsageError(f"{_where(table, value, row)} {DEEP}")

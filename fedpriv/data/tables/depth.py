@@ -48,8 +48,8 @@ def _is_deep_file(image: Image) -> bool:
     for codec, _, _, given in image.tile:  # type: ignore[attr-defined]
         arguments = given if isinstance(given, tuple) else (given,)
         if kind == "PPM":
-            return any(isinstance(one, int) and one > 255 for one in arguments)  # the largest value
-        if codec == "SGI16" or any(isinstance(one, str) and _RAW.fullmatch(one) for one in arguments):
+            return any(isinstance(argument, int) and argument > 255 for argument in arguments)  # the largest value
+        if codec == "SGI16" or any(isinstance(argument, str) and _RAW.fullmatch(argument) for argument in arguments):
             return True
     return False
 

@@ -168,12 +168,12 @@ class CsvTable:
 
     def _line(self, row: int) -> int:
         """The line on which a row begins, as an editor counts them. A text may hold line breaks, and an empty line is no row."""
-        begins, found = 1, -2  # the header comes before row 0
+        begins, row_number = 1, -2  # the header comes before row 0
         with self.file.open(encoding="utf-8", errors="replace", newline="") as opened, suppress(csv.Error):
             reader = csv.reader(opened)
             for values in reader:
-                found += bool(values)
-                if found == row:
+                row_number += bool(values)
+                if row_number == row:
                     return begins
                 begins = reader.line_num + 1
         return row + 2

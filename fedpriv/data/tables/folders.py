@@ -31,12 +31,12 @@ def below(folder: Path, above: tuple[Path, ...] = ()) -> list[Path]:
     Args:
         above: the folders, without links, on the way to this one.
     """
-    found, here = [], (*above, folder.resolve())
+    paths, here = [], (*above, folder.resolve())
     for path in visible(folder):
-        found.append(path)
+        paths.append(path)
         if path.is_dir() and path.resolve() not in here:
-            found += below(path, here)
-    return found
+            paths += below(path, here)
+    return paths
 
 
 def folders_in(folder: Path) -> list[Path]:
@@ -79,14 +79,14 @@ def by_split(paths: Sequence[Path]) -> dict[str, list[Path]]:
 
     A table that is there as parquet and as CSV is read as parquet.
     """
-    found: dict[str, list[Path]] = {}
+    by_name: dict[str, list[Path]] = {}
     for path in sorted(paths, key=lambda path: _kind(path) == ".csv"):
         table = _kind(path) in (".parquet", ".csv")
         named = _SPLIT.fullmatch(path.stem if table else path.name)
         name = named[1].lower() if named and (table or not named[2]) else path.name
-        if not any(_kind(other) == ".parquet" and _kind(path) == ".csv" for other in found.get(name, [])):
-            found.setdefault(name, []).append(path)
-    return found
+        if not any(_kind(other) == ".parquet" and _kind(path) == ".csv" for other in by_name.get(name, [])):
+            by_name.setdefault(name, []).append(path)
+    return by_name
 
 
 def _test_split(splits: Mapping[str, list[Path]]) -> str | None:
@@ -103,17 +103,17 @@ def not_read(folder: Path) -> list[str]:
     tables, folders, images = table_files(inner), folders_in(inner), [path for path in visible(inner) if is_image(path)]
     splits = by_split(tables or folders)
     test = _test_split(splits)
-    found = [path for name, paths in splits.items() if "train" in splits and name not in ("train", test) for path in paths]
+    listed = [path for name, paths in splits.items() if "train" in splits and name not in ("train", test) for path in paths]
     if tables:
         if "train" not in splits and len({_kind(path) for path in tables}) > 1:
-            found += [path for path in tables if _kind(path) == ".csv"]
-        found += folders + images
+            listed += [path for path in tables if _kind(path) == ".csv"]
+        listed += folders + images
     elif not _is_saved(inner):
         roots = [splits[name][0] for name in ("train", test) if name in splits] if "train" in splits else [inner]
-        found += images if inner not in roots else []
+        listed += images if inner not in roots else []
         # Directly in it, images are of no class; below it, other files are no images.
-        found += [path for root in roots for path in below(root) if path.is_file() and is_image(path) == (path.parent == root)]
-    return [str(path.relative_to(folder)) for path in found]
+        listed += [path for root in roots for path in below(root) if path.is_file() and is_image(path) == (path.parent == root)]
+    return [str(path.relative_to(folder)) for path in listed]
 
 
 def open_folder(folder: Path, classes: Sequence[str] = ()) -> tuple[Table, Table | None]:
@@ -132,32 +132,32 @@ def open_folder(folder: Path, classes: Sequence[str] = ()) -> tuple[Table, Table
             parts of a split alone.
     """
     folder = data_folder(folder)
-    found = table_files(folder)
-    if found:
-        splits = by_split(found)
+    files = table_files(folder)
+    if files:
+        splits = by_split(files)
         named = "train" in splits and "train" not in by_split(folders_in(folder))
         if not named and (images := _like_classes(folder)):
             shown = ", ".join([*(str(path.relative_to(folder)) for path in images[:3]), *["..."] * (len(images) > 3)])
             raise UsageError(
-                f"{folder} holds the table {found[0].name} and folders of images ({shown}); move one of them away, or give the "
+                f"{folder} holds the table {files[0].name} and folders of images ({shown}); move one of them away, or give the "
                 "table itself as the data set"
             )
         test = _test_split(splits)
         if "train" not in splits:
-            found = [file for file in found if _kind(file) == ".parquet"] or found
-            alone = test is not None and found == splits[test]
-            if alone or (len(found) > 1 and (test is not None or _kind(found[0]) == ".csv")):
-                missing = "train.csv" if _kind(found[0]) == ".csv" else "train split"
-                names = ", ".join(file.name for file in found)
+            files = [file for file in files if _kind(file) == ".parquet"] or files
+            alone = test is not None and files == splits[test]
+            if alone or (len(files) > 1 and (test is not None or _kind(files[0]) == ".csv")):
+                missing = "train.csv" if _kind(files[0]) == ".csv" else "train split"
+                names = ", ".join(file.name for file in files)
                 raise UsageError(f"{folder} holds {names} and no {missing}; rename one, or give it as the data set")
-            return _open_files(found), None
+            return _open_files(files), None
         return _open_files(splits["train"]), _open_files(splits[test]) if test else None
     if _is_saved(folder):
         return open_saved(folder)
     folders = by_split(folders_in(folder))
     if folders and folders.keys() <= set(SPLITS):
-        found = next(iter(folders.values()))
-        raise UsageError(f"{folder} holds {', '.join(folders)} and no train; rename one, or give {found[0]} as the data set")
+        files = next(iter(folders.values()))
+        raise UsageError(f"{folder} holds {', '.join(folders)} and no train; rename one, or give {files[0]} as the data set")
     if "train" not in folders:
         return _image_folder(folder, classes), None
     test = _test_split(folders)
@@ -175,8 +175,8 @@ def _is_saved(folder: Path) -> bool:
 def _like_classes(folder: Path) -> list[Path]:
     """Two folders or more side by side that hold images, in a folder or one below it."""
     for root in (folder, *folders_in(folder)):
-        if len(found := list(filter(holds_images, folders_in(root)))) > 1:
-            return found
+        if len(classes := list(filter(holds_images, folders_in(root)))) > 1:
+            return classes
     return []
 
 
@@ -210,10 +210,10 @@ def _image_folder(folder: Path, known: Sequence[str] = ()) -> Table:
     """The images of ``<class>/*``, with the class numbers of ``known`` if given."""
     import datasets
 
-    found = [path.name for path in folders_in(folder)]
-    if known and (strange := sorted(set(found) - set(known))):
+    names = [path.name for path in folders_in(folder)]
+    if known and (strange := sorted(set(names) - set(known))):
         raise UsageError(f"{folder} holds the class {strange[0]!r}, which is not in the training split ({', '.join(known)})")
-    classes = list(known) or found
+    classes = list(known) or names
     inside = below(folder)
     for path in inside:
         if not str(path).isascii() and (odd := str(path).encode(errors="replace").decode()) != str(path):

@@ -59,12 +59,12 @@ def open_hub(
     try:
         with hub_mode():
             if splits is None:
-                found = _splits(datasets.load_dataset(hub_id, config, revision=revision))
+                tables = _splits(datasets.load_dataset(hub_id, config, revision=revision))
             else:
-                found = {split: datasets.load_dataset(hub_id, split=split) for split in splits}
+                tables = {split: datasets.load_dataset(hub_id, split=split) for split in splits}
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise UsageError(f"cannot get {name} from the hub ({hub_id}: {first_line(error)}); {hint}") from None
-    return [_opened(rows, f"{hub_id} ({split})") for split, rows in found.items()]
+    return [_opened(rows, f"{hub_id} ({split})") for split, rows in tables.items()]
 
 
 def open_saved(folder: Path) -> tuple[Table, Table | None]:
@@ -73,19 +73,19 @@ def open_saved(folder: Path) -> tuple[Table, Table | None]:
     import pyarrow as pa
 
     try:
-        found = datasets.load_from_disk(str(folder))
-        splits = _splits(found) if isinstance(found, datasets.DatasetDict) else {"train": found}
+        loaded = datasets.load_from_disk(str(folder))
+        splits = _splits(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
     except (OSError, ValueError, LookupError, TypeError, pa.ArrowException) as error:
         raise FedprivError(f"{folder} is not a whole data set of save_to_disk: {first_line(error)}") from None
     train, *test = [_opened(rows, f"{folder} ({name})") for name, rows in splits.items()]
     return train, test[0] if test else None
 
 
-def _splits(found: datasets.DatasetDict) -> dict[str, datasets.Dataset]:
+def _splits(by_name: datasets.DatasetDict) -> dict[str, datasets.Dataset]:
     """The training split, and a test split (:data:`SPLITS`) if there is one; :class:`ValueError` where the first is missing."""
-    if "train" not in found:
-        raise ValueError(f"it has no split train, but {', '.join(found)}")
-    return {name: found[name] for name in ["train", *[name for name in SPLITS if name in found][:1]]}
+    if "train" not in by_name:
+        raise ValueError(f"it has no split train, but {', '.join(by_name)}")
+    return {name: by_name[name] for name in ["train", *[name for name in SPLITS if name in by_name][:1]]}
 
 
 def _opened(rows: datasets.Dataset, origin: str) -> HubTable:

@@ -41,10 +41,10 @@ def file_names(values: Iterable[object]) -> list[str] | None:
     names of files."""
     there = [str(value) for value in values if value is not None and str(value).strip()]
     for some in (there[:_FIRST], there):
-        found = [value for value in some if _OTHERS.fullmatch(_suffix(value)) or is_image_name(value)]
-        if 2 * len(found) <= len(some):
+        names = [value for value in some if _OTHERS.fullmatch(_suffix(value)) or is_image_name(value)]
+        if 2 * len(names) <= len(some):
             return None
-    return found
+    return names
 
 
 def resolved(values: Sequence[object], folder: Path, at: Callable[[int], str]) -> list[str]:
@@ -56,7 +56,7 @@ def resolved(values: Sequence[object], folder: Path, at: Callable[[int], str]) -
     Raises:
         UsageError: a name is missing, is no image's, or there is no such file.
     """
-    found = []
+    paths = []
     for row, value in enumerate(values):
         name = str(value or "").strip()
         path = os.path.normpath(folder / name)
@@ -68,8 +68,8 @@ def resolved(values: Sequence[object], folder: Path, at: Callable[[int], str]) -
             raise UsageError(f"{at(row)} is {name!r}, which is no image by its suffix; others are")
         if not os.path.isfile(path):
             raise UsageError(f"{at(row)} names {name!r}, and there is no file {path}")
-        found.append(path)
-    return found
+        paths.append(path)
+    return paths
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,10 @@ def names_images(table: Table, folder: Path, ignored: Iterable[str | None] = ())
     kinds = {name: kind for name, kind in table.features.items() if name not in ignored}
     if any(isinstance(kind, datasets.Image) or holds_bytes(kind) for kind in kinds.values()):
         return None
-    found = {name: names for name, kind in kinds.items() if is_string(kind) and (names := file_names(_values(table, name)))}
-    images = {name: names for name, names in found.items() if 2 * sum(map(is_image_name, names)) > len(names)}
+    columns = {name: names for name, kind in kinds.items() if is_string(kind) and (names := file_names(_values(table, name)))}
+    images = {name: names for name, names in columns.items() if 2 * sum(map(is_image_name, names)) > len(names)}
     numbers = any(getattr(kind, "dtype", "").startswith(("float", "double")) for kind in kinds.values())
-    there = {name for name, names in images.items() if any((folder / one.strip()).is_file() for one in islice(names, _FIRST))}
+    there = {name for name, names in images.items() if any((folder / file.strip()).is_file() for file in islice(names, _FIRST))}
     return choose([name for name in images if name in there or not numbers], IMAGE_COLUMNS)
 
 
@@ -171,5 +171,5 @@ def _values(table: Table, name: str) -> list[object]:
 
 def _suffix(name: str) -> str:
     """In small letters; empty where a text does not end as the name of a file does."""
-    found = _NAME.fullmatch(name)
-    return found["suffix"].lower() if found else ""
+    match = _NAME.fullmatch(name)
+    return match["suffix"].lower() if match else ""

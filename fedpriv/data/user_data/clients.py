@@ -87,8 +87,10 @@ class Joined:
             for column, kind in table.features.items():
                 both = (kind, first[column])
                 what = {datasets.ClassLabel: "other classes", **dict.fromkeys(array_types(), "arrays of other shapes or types")}
-                if kind != first[column] and (told := next((what[type(one)] for one in both if type(one) in what), None)):
-                    raise UsageError(f"{self.origin}: clients {self.names[0]} and {name} have {told} in column {column!r}")
+                if kind != first[column] and (
+                    difference := next((what[type(side)] for side in both if type(side) in what), None)
+                ):
+                    raise UsageError(f"{self.origin}: clients {self.names[0]} and {name} have {difference} in column {column!r}")
         return first
 
     def column(self, name: str) -> pa.ChunkedArray:
@@ -124,27 +126,27 @@ def client_folders(folder: Path, asked: bool = False) -> list[Path]:
     Args:
         asked: the config says that it is.
     """
-    found = folders_in(folder)
-    if [one.name for one in found] == [NAME]:
-        return client_folders(found[0], asked)
-    if not found or table_files(folder) or {one.name.lower() for one in found} <= {"train", *SPLITS}:
+    inner_folders = folders_in(folder)
+    if [inner.name for inner in inner_folders] == [NAME]:
+        return client_folders(inner_folders[0], asked)
+    if not inner_folders or table_files(folder) or {inner.name.lower() for inner in inner_folders} <= {"train", *SPLITS}:
         return []
-    named = (asked or folder.name == NAME) and not any(map(holds_images, found))
-    several = len(found) > 1  # one alone is where the hub's repositories have their tables
-    return found if named or (several and all(map(table_files, found))) else []
+    named = (asked or folder.name == NAME) and not any(map(holds_images, inner_folders))
+    several = len(inner_folders) > 1  # one alone is where the hub's repositories have their tables
+    return inner_folders if named or (several and all(map(table_files, inner_folders))) else []
 
 
 def looks_like_clients(folder: Path) -> str | None:
     """A hint, where folders that are read as classes have sub-folders of the same names, as clients' would."""
-    found = folders_in(folder)
-    if len(found) < 2 or _train(folder) != folder or any(map(holds_images, found)):
+    subfolders = folders_in(folder)
+    if len(subfolders) < 2 or _train(folder) != folder or any(map(holds_images, subfolders)):
         return None
     if client_folders(folder) or holds_pairs(folder):  # read as what they are
         return None
-    inner = [{one.name for one in folders_in(sub)} for sub in found]
+    inner = [{child.name for child in folders_in(sub)} for sub in subfolders]
     if len(common := set.intersection(*inner)) < 2:
         return None
-    classes, names = (", ".join(list(some)[:3]) for some in (sorted(common), [one.name for one in found]))
+    classes, names = (", ".join(list(some)[:3]) for some in (sorted(common), [sub.name for sub in subfolders]))
     return f"{names} are read as classes; if they are clients and {classes} their classes, add --partition given"
 
 
@@ -164,7 +166,7 @@ def open_clients(folders: Sequence[Path]) -> tuple[Joined, Joined | None, tuple[
                 "<class>/images/<name>.jpg and <class>/text/<name>.txt, for a partition to divide"
             )
     tables = [table_files(data_folder(folder)) for folder in folders]
-    classes = () if any(tables) else sorted({one.name for folder in folders for one in folders_in(_train(folder))})
+    classes = () if any(tables) else sorted({child.name for folder in folders for child in folders_in(_train(folder))})
     opened = [open_folder(folder, classes) for folder in folders]
     names, where = tuple(folder.name for folder in folders), str(folders[0].parent)
     trained, tested = zip(*opened, strict=True)

@@ -86,10 +86,10 @@ def hub_source(name: str, data: DataConfig) -> Source:
     Raises:
         UsageError: the name is none of these.
     """
-    found = _HUB_NAME.fullmatch(name)
-    if found is None:
+    match = _HUB_NAME.fullmatch(name)
+    if match is None:
         raise UsageError(f"data set {name!r}: expected hf:owner/name, hf:owner/name:config or hf:owner/name@revision")
-    hub_id, config, revision = found["id"], found["config"], found["revision"]
+    hub_id, config, revision = match["id"], match["config"], match["revision"]
 
     def open_(_: Path | None) -> Opened:
         hint = "connect to the hub once, or download its files and give their folder as --dataset"

@@ -61,10 +61,10 @@ def no_number(column: pa.ChunkedArray) -> tuple[str, bool] | None:
     whether it is a word. ``None``: there is none, or most are no numbers."""
     if not is_string(column) or _formatted(column) is not None:
         return None
-    found = [str(value) for value in column.to_pylist() if value not in (None, "")]
-    others = [value for value in found if not _PLAIN.fullmatch(value)]
+    written = [str(value) for value in column.to_pylist() if value not in (None, "")]
+    others = [value for value in written if not _PLAIN.fullmatch(value)]
     words = [value for value in others if not (_WITH_COMMAS.fullmatch(value) or _FORMATTED.fullmatch(value))]
-    if not others or 2 * len(words) >= len(found):
+    if not others or 2 * len(words) >= len(written):
         return None
     return (words or others)[0], bool(words)
 
@@ -105,6 +105,6 @@ def are_identifiers(column: pa.ChunkedArray, numbers: Numbers, many: int) -> boo
     return len(there) >= many and not (there[np.isfinite(there)] % 1).any() and pc.count_distinct(column).as_py() == len(there)
 
 
-def units_differ(one: Numbers, other: Numbers) -> bool:
+def units_differ(first: Numbers, other: Numbers) -> bool:
     """Whether the numbers of two columns are of several units; one without numbers has any."""
-    return one.unit != other.unit and not (np.isnan(one.values).all() or np.isnan(other.values).all())
+    return first.unit != other.unit and not (np.isnan(first.values).all() or np.isnan(other.values).all())

@@ -104,7 +104,7 @@ def _clients(data: Any) -> dict[str, Any] | None:
 
 def _are_pairs(data: list[Any]) -> bool:
     """Whether a list is of samples, each with its label; else it is of clients, of whom ``(x, y)`` has labels in ``y``."""
-    return bool(data) and all(isinstance(one, tuple | list) and len(one) == 2 and _is_single(one[1]) for one in data)
+    return bool(data) and all(isinstance(pair, tuple | list) and len(pair) == 2 and _is_single(pair[1]) for pair in data)
 
 
 def _is_single(label: Any) -> bool:
@@ -202,9 +202,9 @@ def _whole(data: datasets.Dataset) -> datasets.Dataset:
 
     name = names_images(HubTable(data, "the data set", ()), Path.cwd())
     if name is not None:
-        found, kind = _by_name(data[name], f"column {name!r}, row")
+        image, kind = _by_name(data[name], f"column {name!r}, row")
         rest = data.remove_columns(name)
-        return rest.add_column(name, found["image"], feature=kind["image"])
+        return rest.add_column(name, image["image"], feature=kind["image"])
     if not any(isinstance(kind, datasets.Image) for kind in data.features.values()):
         return data
     return data.with_format("arrow").map(embed_table_storage, batched=True, keep_in_memory=True).with_format(None)
@@ -216,10 +216,10 @@ def _label(number: int, label: Any) -> Any:
         raise UsageError(
             f"the label of sample {number} has the shape {shape}; a label is one class, such as the argmax of a one-hot row"
         )
-    found = label.item() if hasattr(label, "item") else label
-    if found is None or (isinstance(found, float) and math.isnan(found)):
-        raise UsageError(f"the label of sample {number} is {found}; leave out samples without a label")
-    return found
+    value = label.item() if hasattr(label, "item") else label
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        raise UsageError(f"the label of sample {number} is {value}; leave out samples without a label")
+    return value
 
 
 def _samples(x: Any) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
@@ -229,16 +229,16 @@ def _samples(x: Any) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
 
     if isinstance(x, Iterable) and len(getattr(x, "shape", (None,))) == 1:  # also texts as an array or a pandas Series
         x = list(x)
-    if isinstance(x, list) and any(isinstance(one, str | os.PathLike) for one in x) and (names := file_names(x)):
+    if isinstance(x, list) and any(isinstance(item, str | os.PathLike) for item in x) and (names := file_names(x)):
         if not any(map(is_image_name, names)):
             raise UsageError(f"samples that name files, such as {names[0]!r}; images alone are read so: give the arrays")
         return _by_name(x, "sample")
-    if isinstance(x, list) and any(isinstance(one, str) for one in x):
-        if odd := [number for number, one in enumerate(x) if not isinstance(one, str)]:
+    if isinstance(x, list) and any(isinstance(item, str) for item in x):
+        if odd := [number for number, item in enumerate(x) if not isinstance(item, str)]:
             raise UsageError(f"sample {odd[0]} is {x[odd[0]]!r}, and others are texts; leave out what has no text")
-        return {"text": [str(one) for one in x]}, {"text": datasets.Value("string")}
-    arrays = [_array(one, number) for number, one in enumerate(x)] if isinstance(x, list) else []
-    if arrays and all(isinstance(one, PIL.Image.Image) for one in x):
+        return {"text": [str(item) for item in x]}, {"text": datasets.Value("string")}
+    arrays = [_array(item, number) for number, item in enumerate(x)] if isinstance(x, list) else []
+    if arrays and all(isinstance(item, PIL.Image.Image) for item in x):
         return _images(arrays)  # of whatever sizes, as in files
     try:
         array = np.stack(arrays) if isinstance(x, list) else _array(x)
@@ -301,7 +301,7 @@ def _images(images: Iterable[NDArray[np.uint8]]) -> tuple[dict[str, Sequence[Any
     """Images ``(H, W)`` or ``(H, W, 3)`` as a column, and its type."""
     import datasets
 
-    return {"image": [{"bytes": _png(one), "path": None} for one in images]}, {"image": datasets.Image(decode=False)}
+    return {"image": [{"bytes": _png(image), "path": None} for image in images]}, {"image": datasets.Image(decode=False)}
 
 
 def _by_name(names: Sequence[object], what: str) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
@@ -326,9 +326,9 @@ def _pixels(array: NDArray[Any]) -> NDArray[np.uint8]:
     if array.dtype.kind == "f" and len(broken := np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(1))):
         raise UsageError(f"sample {broken[0]} holds a NaN or an infinity; mend it, or leave it out")
     if array.dtype.kind != "f" or not (array.min() >= 0 and array.max() <= 1):
-        found = f"{array.dtype}, from {array.min():g} to {array.max():g}"
+        shown = f"{array.dtype}, from {array.min():g} to {array.max():g}"
         raise UsageError(
-            f"images are uint8, or floats in [0, 1], and these are {found}; leave out what normalises them: the run does it; "
+            f"images are uint8, or floats in [0, 1], and these are {shown}; leave out what normalises them: the run does it; "
             "arrays of other kinds, such as time series, are floats"
         )
     return np.round(array * 255).astype(np.uint8)

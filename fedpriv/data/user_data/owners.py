@@ -61,11 +61,11 @@ def _as_text(value: Any) -> str:
     return str(int(text)) if text.removeprefix("-").isdecimal() else text
 
 
-def owners_of(data: DataConfig, found: Owners | None) -> Owners | None:
+def owners_of(data: DataConfig, owners: Owners | None) -> Owners | None:
     """The clients that the partition of a config takes from the data; ``None``: it deals the samples itself.
 
     Args:
-        found: whose each sample is, as far as the data say.
+        owners: whose each sample is, as far as the data say.
 
     Raises:
         UsageError: the partition needs clients that the data do not have.
@@ -75,9 +75,9 @@ def owners_of(data: DataConfig, found: Owners | None) -> Owners | None:
         return None
     if name == BY_COLUMN and data.partition.column is None:
         raise UsageError("partition by_column: which column? --set data.partition.column=NAME")
-    if found is None:
+    if owners is None:
         raise UsageError(f"partition given: {data.name} holds no folder for each client, such as clients/<client>/<class>/*")
-    return found
+    return owners
 
 
 def with_clients(config: RunConfig, owners: Owners | None) -> RunConfig:
@@ -88,11 +88,13 @@ def with_clients(config: RunConfig, owners: Owners | None) -> RunConfig:
     """
     if owners is None:
         return config
-    found = len(owners.names)
-    if "clients" in config.data.model_fields_set and config.data.clients != found:
+    clients = len(owners.names)
+    if "clients" in config.data.model_fields_set and config.data.clients != clients:
         name = config.data.partition.name
-        raise UsageError(f"data.clients {config.data.clients}: partition {name} finds {found} clients in the data; leave it out")
-    return config.with_clients(found)
+        raise UsageError(
+            f"data.clients {config.data.clients}: partition {name} finds {clients} clients in the data; leave it out"
+        )
+    return config.with_clients(clients)
 
 
 @partition_rule(GIVEN)

@@ -1,9 +1,6 @@
 """Rows of a table as vectors: numbers standardised, categories one-hot, by statistics of the training rows.
 
-A number becomes ``(x - mean) / std``; so do dates and times that are named as features. A missing one becomes 0, the mean; a
-column that misses any in the training rows gets a second one, which is 1 where the number is missing. A category becomes one
-column for each of its :data:`MOST_LEVELS` most frequent levels in the training rows, and one for every other level. A missing
-category is a level of its own.
+Dates and times that are named as features are numbers, too. :mod:`fedpriv.data.encoding` says how a cell is written.
 
 The statistics are those of all clients' training rows. For a federation to have them, its server would learn of each column the
 number of values, their sum and sum of squares, and how often each level occurs.
@@ -12,7 +9,6 @@ number of values, their sum and sum of squares, and how often each level occurs.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedpriv.data.dataset import TableRows
+from fedpriv.data.encoding import MOST_LEVELS, CategoryColumn, Column, Entries, NumberColumn
 from fedpriv.data.labels import spellings
 from fedpriv.data.user_data.clients import Joined
 from fedpriv.data.user_data.numbers import Numbers, are_identifiers, is_string, no_number, numbers_of, units_differ
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
     from fedpriv.data.tables.files import Table
 
-MOST_LEVELS = 20
 MANY = 50
 """Of so many rows, a measurement does not have a distinct whole number in each."""
 _WORDS = re.compile(r"[^\W\d_]{2,}\W*\s\W*\w|\w\W*\s\W*[^\W\d_]{2,}|[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]{2}")
@@ -112,10 +109,10 @@ def choose_features(
 
 def _owners(table: Table, client: str | None) -> list[NDArray[np.int64]]:
     """The number of each row's owner ``(N,)``, by each way to tell owners apart: the clients' folders, and a column."""
-    found = [table.owners()] if isinstance(table, Joined) else []
+    owners = [table.owners()] if isinstance(table, Joined) else []
     if client is not None:
-        found.append(np.unique([str(value) for value in table.column(client).to_pylist()], return_inverse=True)[1])
-    return found
+        owners.append(np.unique([str(value) for value in table.column(client).to_pylist()], return_inverse=True)[1])
+    return owners
 
 
 def is_text(values: pa.ChunkedArray) -> bool:
@@ -140,10 +137,10 @@ def _arrays(rows: Rows, name: str) -> NDArray[np.floating[Any]]:
     table, places = rows
     column, shape = table.column(name).take(places), array_shape(table, name)
     parts = [np.stack(chunk.to_numpy(zero_copy_only=False)) for chunk in column.chunks if len(chunk)]
-    found = np.concatenate(parts).reshape(-1, *shape)
-    if (odd := np.flatnonzero(~np.isfinite(found.reshape(len(found), -1)).all(1))).size:
+    rows = np.concatenate(parts).reshape(-1, *shape)
+    if (odd := np.flatnonzero(~np.isfinite(rows.reshape(len(rows), -1)).all(1))).size:
         raise UsageError(f"{table.at(int(places[odd[0]]))}: column {name!r} holds a NaN or an infinity; mend it, or leave it out")
-    return found
+    return rows
 
 
 def _by_channel(train: Rows, test: Rows, name: str) -> tuple[Tensor, Tensor]:
@@ -166,52 +163,38 @@ def has_words(values: pa.ChunkedArray) -> bool:
     return 2 * sum(_WORDS.search(value) is not None for value in there) > len(there)
 
 
-def vectors(train: Rows, test: Rows, features: Sequence[str]) -> tuple[Tensor, Tensor]:
+def encode_tables(train: Rows, test: Rows, features: Sequence[str]) -> TableRows:
     """Training and test rows ``(N, F)`` float32, or arrays ``(N, C, ...)``.
 
     Raises:
         UsageError: a number is infinite, or a column is of another kind in the test rows.
     """
     if array_shape(train[0], features[0]):
-        return _by_channel(train, test, features[0])
-    parts: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
+        return TableRows(*_by_channel(train, test, features[0]))
+    columns, parts = list[Column](), list[tuple[Entries, Entries]]()
     for name in features:
         (seen, rows), (unseen, test_rows) = ((table.column(name), rows) for table, rows in (train, test))
-        one, other = numbers_of(seen), numbers_of(unseen)
-        if (one is None) != (other is None) and unseen.null_count < len(unseen):
+        numbers, other = numbers_of(seen), numbers_of(unseen)
+        if (numbers is None) != (other is None) and unseen.null_count < len(unseen):
             raise UsageError(f"{test[0].origin}: column {name!r} is {unseen.type}, and {seen.type} in {train[0].origin}")
-        if one is not None:
+        if numbers is not None:
             other = other or Numbers(np.full(len(unseen), np.nan))
-            if units_differ(one, other):
+            if units_differ(numbers, other):
                 raise UsageError(
                     f"{test[0].origin}: column {name!r} is written as {other.unit or 'plain numbers'}, and as "
-                    f"{one.unit or 'plain numbers'} in {train[0].origin}"
+                    f"{numbers.unit or 'plain numbers'} in {train[0].origin}"
                 )
-            parts.append(_scaled(_finite(one, name, train[0])[rows], _finite(other, name, test[0])[test_rows]))
+            known, asked = _finite(numbers, name, train[0])[rows], _finite(other, name, test[0])[test_rows]
+            number = NumberColumn.fit(name, known, numbers.unit)
+            columns.append(number)
+            parts.append((number.encode(known), number.encode(asked)))
         else:
-            parts.append(_coded([*seen.take(rows).to_pylist()], [*unseen.take(test_rows).to_pylist()]))
-    first, second = (np.concatenate(columns, axis=1).astype(np.float32) for columns in zip(*parts, strict=True))
-    return torch.from_numpy(first), torch.from_numpy(second)
-
-
-def _scaled(train: NDArray[np.float64], test: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    # Of equal numbers, the rounded mean leaves a deviation of about 1e-17, over which another number would be enormous.
-    constant = np.nanmin(train) == np.nanmax(train)
-    mean, std = (np.nanmin(train), 1.0) if constant else (np.nanmean(train), np.nanstd(train))
-    both = [np.nan_to_num((values - mean) / std, nan=0.0)[:, None] for values in (train, test)]
-    if np.isnan(train).any():
-        missing = (np.isnan(values)[:, None].astype(float) for values in (train, test))
-        both = [np.concatenate(pair, axis=1) for pair in zip(both, missing, strict=True)]
-    return both[0], both[1]
-
-
-def _coded(train: Sequence[object], test: Sequence[object]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    seen, unseen = ([str(value if value is not None else "") for value in values] for values in (train, test))
-    counts = Counter(seen)
-    levels = sorted(counts, key=lambda level: (-counts[level], level))[:MOST_LEVELS]
-    place = {level: number for number, level in enumerate(levels)}
-    one_hot = np.eye(len(levels) + 1)
-    return tuple(one_hot[[place.get(level, len(levels)) for level in values]] for values in (seen, unseen))  # type: ignore[return-value]
+            levels, others = seen.take(rows).to_pylist(), unseen.take(test_rows).to_pylist()
+            category = CategoryColumn.fit(name, levels)
+            columns.append(category)
+            parts.append((category.encode(levels), category.encode(others)))
+    first, second = (torch.from_numpy(np.concatenate(part, axis=1).astype(np.float32)) for part in zip(*parts, strict=True))
+    return TableRows(first, second, tuple(columns))
 
 
 def _no_feature(name: str, values: pa.ChunkedArray, owners: Sequence[NDArray[np.int64]]) -> str | None:
@@ -243,7 +226,7 @@ def _are_row_numbers(name: str, values: pa.ChunkedArray, owners: Sequence[NDArra
     numbers = values.to_numpy()
     if len(np.unique(numbers)) <= MOST_LEVELS:  # a month, or whether a patient was treated in that visit, says more than a place
         owners = ()
-    return any(_number_rows(numbers, one) for one in (np.zeros(len(numbers), dtype=np.int64), *owners))
+    return any(_number_rows(numbers, groups) for groups in (np.zeros(len(numbers), dtype=np.int64), *owners))
 
 
 def _number_rows(numbers: NDArray[np.integer[Any]], owners: NDArray[np.int64]) -> bool:
@@ -267,7 +250,7 @@ def _number_rows(numbers: NDArray[np.integer[Any]], owners: NDArray[np.int64]) -
 
 def _finite(numbers: Numbers, name: str, table: Table) -> NDArray[np.float64]:
     """``(N,)`` with NaN where a number is missing."""
-    found = numbers.values
-    if (infinite := np.flatnonzero(np.isinf(found))).size:
-        raise UsageError(f"{table.at(infinite[0])}: column {name!r} is {found[infinite[0]]}")
-    return found
+    values = numbers.values
+    if (infinite := np.flatnonzero(np.isinf(values))).size:
+        raise UsageError(f"{table.at(infinite[0])}: column {name!r} is {values[infinite[0]]}")
+    return values
