@@ -86,12 +86,12 @@ def forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """``install("theirs", source, group, "name = theirs:Thing")``: a module, and entry points that name what is in it."""
     monkeypatch.syspath_prepend(tmp_path)
-    points: list[EntryPoint] = []
-    monkeypatch.setattr(by_name, "installed", lambda group: [point for point in points if point.group == group])
+    entry_points: list[EntryPoint] = []
+    monkeypatch.setattr(by_name, "installed", lambda group: [point for point in entry_points if point.group == group])
 
     def make(module: str, source: str, group: str, *points: str) -> None:
         (tmp_path / f"{module}.py").write_text(source)
-        points.extend(EntryPoint(*point.split(" = "), group) for point in points)
+        entry_points.extend(EntryPoint(*point.split(" = "), group) for point in points)
 
     return make
 

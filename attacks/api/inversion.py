@@ -24,7 +24,7 @@ from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.attempts import ImageAttempt, Images, attackers, harder
 from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.same_net import on_same_net
-from fedpriv.attacks.lab.trial import NO_CONTROL, Attacker, Mounted, Trial, add_same_net_control, mount
+from fedpriv.attacks.lab.trial import NO_CONTROL, Attacker, Mounted, Trial, add_same_net_control, difference_reasons, mount
 from fedpriv.attacks.scoring.scores import Scores, match, score
 
 if TYPE_CHECKING:

@@ -179,7 +179,7 @@ def audit_record(record: Record, bare: AuditedRun, options: AuditOptions, say: S
 
 def _concluded(run: AuditedRun, findings: _Findings, progress: Progress) -> AuditedRun:
     """The run with its answer, and the CPU time of each step."""
-    progress.note(findings.times, findings.moments)
+    progress.add_parts(findings.times, findings.moments)
     return concluded(replace(run, seconds={step: round(seconds, 1) for step, seconds in progress.times.items()}))
 
 

@@ -20,7 +20,6 @@ from fedpriv.audit.membership.label_leaks import infer_labels, label_findings, s
 from fedpriv.audit.record.base import Message
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import ShadowResult, ShadowUpdates
-from fedpriv.audit.record.statistics import listed
 from fedpriv.audit.record.views import recorded
 from fedpriv.audit.results import AuditedRun, Cost, Part
 from fedpriv.audit.run_audit import AuditOptions, on_images, on_texts
@@ -121,7 +120,7 @@ def measured(evidence: RunRecord, options: AuditOptions, wanted: Collection[str]
         modalities=evidence.modalities,  # without them, what is not known is that of images
         seed=config.seed,
         cost=Cost(bytes_up=0),
-        statistics=listed(evidence),
+        statistics=evidence.statistics(),
         images=tuple(attempts.described(None) for attempts in images),
         texts=tuple(texts),
         labels=tuple(label_findings(labels).labels),

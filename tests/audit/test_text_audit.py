@@ -323,7 +323,7 @@ def test_a_frozen_encoder_sends_no_words(runs: Runs) -> None:
     assert "row distance" in {one.attack for one in run.membership}, "what learns on the features is linear"
     assert "nothing of the encoder was sent" in page
     assert any("no attack on texts could be mounted" in sentence for sentence in run.verdict)
-    left = run.texts[-1].outcomes[0].left
+    left = run.texts[-1].outcomes[0].partial_leakage
     assert left is not None and left.labels.successes == 2, "the head tells the label of a lone sentence"
 
 

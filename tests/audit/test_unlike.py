@@ -188,11 +188,11 @@ def test_steps_that_attacks_do_not_simulate_make_their_failure_no_evidence(tmp_p
         passed = (Control("positive", True, "", None),)
         for name, simulates in (("known-head", True), ("head-free", False), ("analytic", False)):
             made = ImageAttempt(Attacker(image_attacks()[name](), ThreatModel()), reconstruction=FOUND, controls=passed)
-            assert target.held_against(made).is_evidence == (not (simulates and doubted)), (method, name)
-            assert target.held_against(replace(made, reconstruction=None)).reasons == ()
+            assert target.with_doubts(made).is_evidence == (not (simulates and doubted)), (method, name)
+            assert target.with_doubts(replace(made, reconstruction=None)).reasons == ()
             # Of clients with a head of their own it cannot be told; the messages of SCAFFOLD's earlier local updates were kept.
             real = of_message(evidence, round, client)
-            assert real.held_against(made).is_evidence == (not simulates or method in ("fedavg", "scaffold")), (method, name)
+            assert real.with_doubts(made).is_evidence == (not simulates or method in ("fedavg", "scaffold")), (method, name)
 
 
 def test_weight_decay_is_known_where_the_schedule_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,11 +231,11 @@ def test_after_many_steps_a_change_is_no_gradient(
     assert target.doubt() is None, "the steps themselves explain it"
     for name in ("dlg", "idlg", "inverting-gradients", "analytic-features"):
         made = ImageAttempt(Attacker(image_attacks()[name](), ThreatModel()), reconstruction=FOUND)
-        held = target.held_against(made)
+        held = target.with_doubts(made)
         assert (held.reasons == ()) is counts
         assert counts or "single step as which it reads the message" in held.reasons[0].text
     whole = ImageAttempt(Attacker(image_attacks()["unrolled"](), ThreatModel()), reconstruction=FOUND)
-    assert target.held_against(whole).reasons == ()
+    assert target.with_doubts(whole).reasons == ()
 
 
 @pytest.mark.parametrize(("passes", "hits", "counts"), [(True, 0, True), (False, 0, False), (False, 1, True), (None, 0, True)])
@@ -254,19 +254,19 @@ def test_who_fails_on_undefended_messages_of_the_net_too_shows_nothing(passes: b
         Attacker(image_attacks()["dlg"](), ThreatModel()), reconstruction=FOUND, controls=(Control("positive", True, "", None),),
         scores=score(found, true, torch.full((2,), -1), torch.zeros(2, dtype=torch.long)),
     )  # fmt: skip
-    held = target.held_against(made)
+    held = target.with_doubts(made)
     assert held.is_evidence is counts and len(asked) == (not hits)
     assert counts or held.reasons == (Reason("same net", "0 of 4 photographs"),)
     assert len(held.controls) == 1 + (passes is not None and not hits), "it is in the report"
     closed = replace(made, attacker=Attacker(image_attacks()["analytic"](), ThreatModel()))
-    assert target.held_against(closed).is_evidence is counts, "of several images it reads those that neurons are active for alone"
+    assert target.with_doubts(closed).is_evidence is counts, "of several images it reads those that neurons are active for alone"
     of_one = replace(closed, reconstruction=replace(FOUND, loss=torch.zeros(2)))
-    assert target.held_against(of_one).is_evidence is counts, (
+    assert target.with_doubts(of_one).is_evidence is counts, (
         "of one it reads what reaches the first layer, and that may be nothing"
     )
 
 
-def test_who_recovers_no_more_than_flat_images_would_is_held_against_the_net_as_well() -> None:
+def test_who_recovers_no_more_than_flat_images_would_is_with_doubts_the_net_as_well() -> None:
     """An image of little contrast is near to a flat one; that an attack came so near to it says nothing of the attack."""
     true = 0.4 + 0.2 * torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     none, grey = torch.full((2,), -1), torch.full_like(true, 0.5)
@@ -278,7 +278,7 @@ def test_who_recovers_no_more_than_flat_images_would_is_held_against_the_net_as_
             controls=(Control("positive", True, "", None),), scores=score(found, true, none, none),
         )  # fmt: skip
         assert made.recovered is not None and made.recovered.successes == 2
-        assert target.held_against(made).is_evidence is counts
+        assert target.with_doubts(made).is_evidence is counts
 
 
 def test_heads_that_clients_keep_are_no_reason_to_leave_out_the_control_on_the_same_net(tmp_path: Path) -> None:

@@ -460,7 +460,7 @@ class Altered(Losing):
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
         asked = dict(frames)
         for client, frame in frames.items():
-            if round == self.round and client in self.altered and frame.said[-1]["do"] == "train":
+            if round == self.round and client in self.altered and frame.entries[-1]["do"] == "train":
                 *first, model = frame.parts
                 other = {
                     name: tensor / 2 if tensor.is_floating_point() else tensor for name, tensor in unseal(model).tensors().items()
@@ -564,7 +564,7 @@ def test_a_client_that_has_refused_a_sum_reveals_no_shares_for_it(tmp_path: Path
             return [answer]
         refused.append(client)
         made_up = {other: bytes(messages.WIDTHS["confirmed"]) for other in range(5) if other != client}
-        return [Frame({"said": [{"message": 0}]}, (messages.table("confirmed", round, client, made_up).data,))]
+        return [Frame({"entries": [{"message": 0}]}, (messages.table("confirmed", round, client, made_up).data,))]
 
     refused: list[int] = []
     play_apart(tmp_path / "first", "fedavg", grid=Unasked(tmp_path / "clients", without_client_4, "fedavg", **EVERY), **EVERY)
@@ -591,10 +591,10 @@ class Agreeing(Losing):
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
         asked = dict(frames)
         for client, frame in frames.items():
-            first, *others = frame.said
+            first, *others = frame.entries
             if client != self.but and first["do"] == "agree":
                 declared = {**first["declared"], "most_samples": 2**31 - 1}
-                asked[client] = replace(frame, head={**frame.head, "said": [{**first, "declared": declared}, *others]})
+                asked[client] = replace(frame, head={**frame.head, "entries": [{**first, "declared": declared}, *others]})
         return super().exchange(asked, seconds, round)
 
 
@@ -647,11 +647,11 @@ class Leaving(Loopback):
 
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
         there = dict(frames)
-        if round == 1 and 4 in frames and frames[4].said[-1]["do"] == "step" and unseal(frames[4].parts[-1]).kind == "letters":
+        if round == 1 and 4 in frames and frames[4].entries[-1]["do"] == "step" and unseal(frames[4].parts[-1]).kind == "letters":
             del there[4]
             yield 4, NOT_SENT
         if round == 1:
-            last = [frame.parts[-1] for frame in there.values() if frame.said[-1]["do"] in ("train", "step")]
+            last = [frame.parts[-1] for frame in there.values() if frame.entries[-1]["do"] in ("train", "step")]
             self.carried += sum(map(len, last))
         yield from super().exchange(there, seconds, round)
 

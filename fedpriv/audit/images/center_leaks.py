@@ -17,8 +17,10 @@ from fedpriv.attacks.image.centers import (
     Embed,
     InvertedCenters,
     embedding,
+    fit_prior,
     invert_centers,
     read_centers,
+    relative_distance,
 )
 from fedpriv.attacks.scoring.scores import RECOVERED, Rate, counts, mse, threshold_above, under, wilson
 from fedpriv.audit.images.figures import by_threshold

@@ -30,7 +30,7 @@ def figures(attempt: ImageAttempt) -> ImageFigures | None:
     middle, exact = result.curve.nanmedian(dim=1).values.tolist(), bool(scores.psnr.median().isinf())
     return ImageFigures(
         success=by_threshold(scores.recovered),
-        copies=None
+        public_successes=None
         if attempt.copy_successes is None
         else {f"{limit:g}": count for limit, count in attempt.copy_successes.items()},
         label_accuracy=None if scores.labels is None else scores.labels.share,

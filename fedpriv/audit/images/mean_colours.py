@@ -32,7 +32,7 @@ def mean_colours(record: Record) -> tuple[MeanColour, ...] | Reason:
             MeanColour(
                 round=round,
                 sender=record.sender(round, client),
-                found=tuple(colour.tolist()),
+                estimate=tuple(colour.tolist()),
                 true=tuple(true.tolist()),
                 error=float((colour - true).abs().mean()),
                 baseline_error=float((guess - true).abs().mean()),

@@ -100,7 +100,7 @@ class AttackerView:
             text=text,
             altered=self._altered(message).renamed(victim.names) if sends_change else UNALTERED,
             loss=None if (objective := method.objective).labels else f"{objective.name}, which looks at no label",
-            idle=decayed,
+            zero_gradient_change=decayed,
             penalty=decayed if self._config.train.optimizer == "sgd" else None,
             buffers={victim.names[name]: tensor for name, tensor in buffers.items() if name in victim.names},
             passes=stated.passes(buffers) if stated is not None and buffers else None,

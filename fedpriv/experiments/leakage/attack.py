@@ -45,10 +45,10 @@ def attack_cell(label: str, cell: Cell, victims: CellImages) -> CellResult:
     else:
         attacker = Attacker(attack, cell.attacker.threat)
         attempted = attempt(attacker, observed, victims.images, victims.labels, cell.attacker.seed)
-        if attempted.found is None or attempted.scores is None:
+        if attempted.reconstruction is None or attempted.scores is None:
             scores = {"inapplicable": str(attempted.inapplicable)}
         else:
-            scores = _image_scores(attempted.found, attempted.scores)
+            scores = _image_scores(attempted.reconstruction, attempted.scores)
     return CellResult(
         label=label,
         cell=cell.model_dump(mode="json"),
