@@ -88,10 +88,10 @@ def read(source: str) -> Iterator[tuple[str, str | None, When]]:
 
 @cache
 def modules() -> Mapping[str, Path]:
-    """Name -> file; a package has the name of its folder. The folder ``attacks`` is imported as ``fedpriv.attacks``."""
-    files = sorted(file for top in ("attacks", "fedpriv") for file in (ROOT / top).rglob("*.py"))
+    """Name -> file; a package has the name of its folder. """
+    files = sorted((ROOT / "fedpriv").rglob("*.py"))
     names = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
-    return {f"fedpriv.{name}" if name.partition(".")[0] == "attacks" else name: file for name, file in names.items()}
+    return names
 
 
 @cache

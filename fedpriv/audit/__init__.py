@@ -1,6 +1,7 @@
 """The audit of finished runs: the messages to attack, the attacks, and the report.
 
-``run_audit`` audits one run, with the records of ``results``; ``report`` compares runs; ``public`` has ``fedpriv.audit(run)``.
+``run_audit`` audits one run, whose results are those of ``results``, ``report`` compares runs, ``called`` is
+``fedpriv.audit(run)``.
 The packages: :mod:`fedpriv.audit.record`, the attacker's view of a run; :mod:`fedpriv.audit.images`, :mod:`fedpriv.audit.text`
 and :mod:`fedpriv.audit.membership`, the attacks; :mod:`fedpriv.audit.judge`, what they show; :mod:`fedpriv.audit.page`, the
 report's page.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks import Inapplicable, invert
+from fedpriv.attacks import Inapplicable, invert
 from fedpriv.attacks.attack import ATTACKS, ImageAttack
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Reconstruction, SingleReconstruction, together

@@ -139,13 +139,13 @@ def test_members_behind_corrected_steps_are_not_known(tmp_path: Path) -> None:
 def test_the_servers_own_update_is_a_first_one_in_fedmias_control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what the client's earlier local updates left would be taken off it, and with that its members would be put in."""
     found, updates = evidence(tmp_path / "run", "scaffold", **{**ALL, "train.rounds": 2}), list[bool]()
-    seen = other_clients._seen
+    seen = other_clients._scores
 
     def noted(of: RunRecord, messages: list[Message], *rest: Any) -> Any:
         updates.extend(message.first_update for message in messages)
         return seen(of, messages, *rest)
 
-    monkeypatch.setattr(other_clients, "_seen", noted)
+    monkeypatch.setattr(other_clients, "_scores", noted)
     other_clients.against_other_clients(found, 0, candidates(found.federation, 2, 0))
     assert updates == [False, True, False, False, False] * 2
 

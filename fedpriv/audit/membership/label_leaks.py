@@ -8,23 +8,20 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.api.label_rules import RULES, STATED, Inferred, balanced, infer
+from fedpriv.attacks.api.label_rules import RULES, STATED, Inferred, infer
 from fedpriv.attacks.core.observation import Observation, ThreatModel
-from fedpriv.attacks.inference.labels import Samples, count_accuracy, to_counts
+from fedpriv.attacks.inference.labels import count_accuracy, to_counts
 from fedpriv.attacks.inference.shadow import fit_shadows, score_shadows
 from fedpriv.attacks.labels.stated import LabelSet
-from fedpriv.attacks.scoring.guessing import most_common_share
 from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit.judge.classes import rate_of_rules
-from fedpriv.audit.record.base import Message
-from fedpriv.audit.record.earlier_updates import had_earlier_update, keeps_state, plain_change
+from fedpriv.audit.record.base import Message, Record
+from fedpriv.audit.record.earlier_updates import had_earlier_update, keeps_state
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import ShadowUpdates
-from fedpriv.audit.record.statistics import as_gradient, gradient_like
 from fedpriv.audit.results import Interval, LabelResult, LabelRule, Sender, ShadowLabels
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
-from fedpriv.samples import each
 from fedpriv.seeding import generator
 
 MOST_LABELS = 4
@@ -198,51 +195,39 @@ def _together(own: Sequence[Labels]) -> Labels:
     return replace(own[0], by=by, not_applicable={}, limit=None)
 
 
-def infer_labels(evidence: RunRecord, round: int, client: int) -> Labels:
-    """Infer the client's labels from its message, by every rule of :mod:`fedpriv.attacks.api.label_rules` that applies.
-
-    Statistics that are gradients are read as well. The attacker's own samples are of the test split.
-    """
-    message, classes = evidence.message(round, client), len(evidence.federation.dataset.classes)
-    true = torch.bincount(evidence.labels(client), minlength=classes)
-    guess = None if evidence.summed else most_common_share(_label_sets(evidence, evidence.federation.data.nonempty))
-    samples, plain = _public_samples(evidence), plain_change(evidence, message)
-    observation = evidence.observation(message, ThreatModel())
-    is_open = plain.corrected and plain.open is not None
-    inferred = infer(observation, samples, only=[STATED]) if is_open else infer(observation, samples)
+def infer_labels(record: Record, round: int, client: int) -> Labels:
+    """Infer the client's labels from its message, by every rule of :mod:`fedpriv.attacks.api.label_rules` that applies; of a run
+    also from statistics that are gradients."""
+    message, samples = record.message(round, client), record.public_samples()
+    true, plain = torch.bincount(record.labels(client), minlength=record.classes), record.plain_change(message)
+    seen = record.observation(message, ThreatModel())
+    if plain.corrected and plain.open is not None:
+        inferred = infer(seen, samples, only=[STATED])
+        inferred = Inferred(inferred.by, dict.fromkeys((rule for rule in RULES if rule not in inferred.by), plain.open))
+    else:
+        inferred = infer(seen, samples)
     by, not_applicable = dict(inferred.by), dict(inferred.not_applicable)
-    if is_open:
-        not_applicable = {rule: str(plain.open) for rule in RULES if rule not in by}
-    for what, of in _statistics(evidence, message):
+    for what, of in _statistics(record, message) if isinstance(record, RunRecord) else ():
         rules = [rule for rule in RULES if rule != STATED]
         read = Inferred({}, dict.fromkeys(rules, of)) if isinstance(of, str) else infer(of, samples, only=rules)
         by |= {f"{what}, {rule}": labels for rule, labels in read.by.items()}
         not_applicable |= {f"{what}, {rule}": reason for rule, reason in read.not_applicable.items()}
-    return Labels(round, client, evidence.sender(round, client), by, true, not_applicable, guess, plain.open)
+    sender, guess = record.sender(round, client), record.set_guess(true)
+    return Labels(round, client, sender, by, true, not_applicable, guess, plain.open)
 
 
-def _statistics(evidence: RunRecord, message: Message) -> Iterator[tuple[str, Observation | str]]:
-    """The statistics that are gradients, as attackers observe them, or why they cannot be read.
+def _statistics(record: RunRecord, message: Message) -> Iterator[tuple[str, Observation | str]]:
+    """The statistics that are gradients, as attackers see them, or why they cannot be read.
 
     Such a gradient may be a mean or a sum over the samples, so that it is known up to a factor.
     """
-    for what in gradient_like(message):
+    for what in record.gradients(message):
         try:
-            observation = as_gradient(evidence, message, what, ThreatModel())
+            observation = record.observation(message, ThreatModel(), what)
         except UsageError as reason:
             yield what, str(reason)
             continue
         yield what, replace(observation, altered=replace(observation.altered, rescaled=True))
-
-
-def _public_samples(evidence: RunRecord) -> Samples | None:
-    data = evidence.federation.data
-    labels = data.labels("server")
-    chosen = balanced(labels, len(evidence.federation.dataset.classes))
-    if not len(chosen):
-        return None
-    picked = data.pick("server", chosen)
-    return Samples(each(picked.inputs, lambda part: part.cpu()), picked.labels.cpu())
 
 
 def shadow_labels(evidence: RunRecord, round: int, shadows: int, seed: int) -> ShadowLabels:
@@ -276,8 +261,9 @@ def shadow_labels(evidence: RunRecord, round: int, shadows: int, seed: int) -> S
             yield _changes(evidence, messages[0].simulated(result.uploaded))
 
     classifier = fit_shadows(changes(), sets)
-    sent, true = [_changes(evidence, message) for message in messages], _label_sets(evidence, clients)
-    report = score_shadows(classifier, sent, true, _label_sets(evidence, federation.data.nonempty))
+
+    sent, true = [_changes(evidence, message) for message in messages], evidence.label_sets(clients)
+    report = score_shadows(classifier, sent, true, evidence.label_sets(federation.data.nonempty))
     held = true.sum(1)
     lacks = held < classes
     wider = lacks & (held > int(sets.sum(1).max()))
@@ -288,20 +274,14 @@ def shadow_labels(evidence: RunRecord, round: int, shadows: int, seed: int) -> S
     return ShadowLabels(report, round, shadows, wider=int(wider.sum()), unlearned=int(unlearned.sum()), later=int(later.sum()))
 
 
-def _label_sets(evidence: RunRecord, clients: Sequence[int]) -> Tensor:
-    """``(n, C)`` bool."""
-    classes = len(evidence.federation.dataset.classes)
-    return torch.stack([torch.bincount(evidence.labels(client), minlength=classes) > 0 for client in clients])
-
-
 def _changes(evidence: RunRecord, message: Message) -> dict[str, Tensor]:
-    """The changes of the shared parameters in the net's order, as the last ones depend most on labels."""
-    change = plain_change(evidence, message).of
+    """The changes of the shared parameters in the order of the net; the last ones depend most on labels."""
+    change = evidence.plain_change(message).of
     return {name: change[name].cpu() for name, _ in evidence.federation.resident.net.named_parameters() if name in change}
 
 
 def _public(evidence: RunRecord, present: Tensor, samples: int, number: int) -> Split:
-    """That many samples of the test split with these labels; repeated where there are fewer."""
+    """``samples`` samples of the test split with these labels; repeated where there are fewer."""
     data = evidence.federation.data
     labels = data.labels("server")
     positions = present.to(labels.device)[labels].nonzero().flatten()

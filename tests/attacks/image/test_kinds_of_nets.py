@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks import Inapplicable, invert
+from fedpriv.attacks import Inapplicable, invert
 from fedpriv.attacks.api.inversion import observed
 from fedpriv.attacks.api.user_net import cut
 from fedpriv.attacks.core.observation import Observation, ThreatModel

@@ -1,7 +1,7 @@
 """Attacks on messages of federated learning. They take tensors and nets, and import nothing else of :mod:`fedpriv`.
 
-The library imports this folder as ``fedpriv.attacks`` (``fedpriv/attacks`` links to it), so that a user's own folder ``attacks``
-does not hide it. ``import attacks`` gives the same modules (:mod:`fedpriv.attacks.alias`).
+At the root of the repository, ``attacks`` is a link to this folder, for those who look for it there. It is imported as
+``fedpriv.attacks`` alone, so that a user's own folder ``attacks`` does not hide it.
 
 * :mod:`fedpriv.attacks.core`: the input and the result of an attack, and the registry of attacks.
 * :mod:`fedpriv.attacks.gradients`: closed forms on gradients, and distances between them.
@@ -18,8 +18,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if __name__ == "attacks":
-    import_module("fedpriv.attacks.alias").install(__name__)
+if __name__ != "fedpriv.attacks":
+    raise ImportError(f"{__name__} is a link to fedpriv.attacks: import that")
 
 if TYPE_CHECKING:
     from fedpriv.attacks.api.inversion import Inversion, invert
@@ -37,6 +37,6 @@ _WHERE = {
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(_WHERE[name]), name)
-    globals()[name] = found
-    return found
+    value = getattr(import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value
