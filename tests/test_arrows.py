@@ -88,10 +88,9 @@ def read(source: str) -> Iterator[tuple[str, str | None, When]]:
 
 @cache
 def modules() -> Mapping[str, Path]:
-    """Name -> file; a package has the name of its folder. """
+    """Name -> file; a package has the name of its folder."""
     files = sorted((ROOT / "fedpriv").rglob("*.py"))
-    names = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
-    return names
+    return {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
 
 
 @cache

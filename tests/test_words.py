@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SOURCES = sorted({path for path in (ROOT / "fedpriv").rglob("*.py")})
+SOURCES = sorted(set((ROOT / "fedpriv").rglob("*.py")))
 NO_NAMES = {"one", "found", "made", "said", "told"}
 """Name nothing: a loop over conditions has a condition."""
 RETIRED = {

@@ -76,7 +76,7 @@ class Facts:
 def code_version() -> str:
     """The version of this fedpriv with a hash of its source files, as different sources may compute different numbers.
 
-    Attacks are left out: a deployment does not use them, and they are a link in a clone but a folder in a wheel.
+    Attacks are left out, as a deployment does not use them.
     """
     root = Path(fedpriv.__file__).parent
     digest = hashlib.sha256()
