@@ -89,14 +89,14 @@ def _of_setting(name: str, keys: Mapping[str, Any]) -> dict[str, Any]:
 
 def _messages(run_dir: Path) -> list[tuple[Observation, Tensor]]:
     """The server's view of each message, and the true class counts ``(C,)``."""
-    evidence = RunRecord(run_dir)
-    classes = len(evidence.federation.dataset.classes)
+    record = RunRecord(run_dir)
+    classes = len(record.federation.dataset.classes)
     return [
         (
-            evidence.observation(evidence.message(round, client), ThreatModel()),
-            torch.bincount(evidence.labels(client), minlength=classes),
+            record.observation(record.message(round, client), ThreatModel()),
+            torch.bincount(record.labels(client), minlength=classes),
         )
-        for round, client in evidence.messages()
+        for round, client in record.messages()
     ]
 
 

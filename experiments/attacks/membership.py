@@ -99,9 +99,9 @@ def _measured(name: str, data_dir: str) -> dict[str, Any]:
         options["model"] = GroupNormNet
     with tempfile.TemporaryDirectory() as folder:
         fedpriv.train(run_dir=Path(folder) / "run", **options)
-        evidence = RunRecord(Path(folder) / "run")
-        last = evidence.store.rounds()[-1]
-        measured = membership(evidence, last, evidence.whole_clients(last), SHADOWS)
+        record = RunRecord(Path(folder) / "run")
+        last = record.store.rounds()[-1]
+        measured = membership(record, last, record.whole_clients(last), SHADOWS)
     by_regression = {name: points for name, points in measured.attacks.items() if name in (REGRESSION, REGRESSIONS)}
     others = {name: points for name, points in measured.attacks.items() if name not in by_regression}
     best = max(others, key=lambda name: others[name].auc.value)

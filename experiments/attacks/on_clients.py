@@ -35,21 +35,21 @@ def on_clients(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
     """
     with tempfile.TemporaryDirectory() as folder:
         run = fedpriv.train(run_dir=Path(folder) / "run", **RUN, **config["run"])
-        evidence = RunRecord(run.path)
-        honest = Answers.to_honest(evidence)
+        record = RunRecord(run.path)
+        honest = Answers.to_honest(record)
         copies = [int((case.guesses()["nearest public"] < RECOVERED).sum()) for case in honest.targets]
-        return [_cell(evidence, honest, copies, case, config["draws"]) for case in config["attacks"]]
+        return [_cell(record, honest, copies, case, config["draws"]) for case in config["attacks"]]
 
 
 def _cell(
-    evidence: RunRecord, honest: Answers, copies: Sequence[int], config: Mapping[str, Any], draws: Sequence[int]
+    record: RunRecord, honest: Answers, copies: Sequence[int], config: Mapping[str, Any], draws: Sequence[int]
 ) -> dict[str, Any]:
     """The results of an attack on all answers; ``copies`` counts each client's images that a public image matches."""
     attack, began = image_attack(config["attack"])(**config["options"]), time.process_time()
     answers = [honest]
     if attack.is_malicious():
         sent = OneDownload(attack) if config.get("together") else attack
-        answers = [Answers.to_altered(evidence, sent, draw) for draw in draws]
+        answers = [Answers.to_altered(record, sent, draw) for draw in draws]
     if config.get("together"):
         answers, copies = [answer.together() for answer in answers], [sum(copies)]
     tried = [outcome for answer in answers for outcome in answer.attacked(attack, copies)]
@@ -90,13 +90,13 @@ class Answers:
     draw: int = 0
 
     @classmethod
-    def to_honest(cls, evidence: RunRecord) -> Answers:
-        targets = [target.message(evidence, *which) for which in evidence.messages()]
+    def to_honest(cls, record: RunRecord) -> Answers:
+        targets = [target.message(record, *which) for which in record.messages()]
         return cls(targets, [None] * len(targets), ThreatModel())
 
     @classmethod
-    def to_altered(cls, evidence: RunRecord, attack: ImageAttack, draw: int) -> Answers:
-        answers = [target.altered(evidence, *which, attack, draw) for which in evidence.messages()]
+    def to_altered(cls, record: RunRecord, attack: ImageAttack, draw: int) -> Answers:
+        answers = [target.altered(record, *which, attack, draw) for which in record.messages()]
         refusals = [None if played.refusal is None else _pattern(played.refusal) for _, played in answers]
         return cls([answer for answer, _ in answers], refusals, ThreatModel(download="altered", public=True), draw)
 

@@ -63,8 +63,8 @@ def _row(data_dir: str, name: str, samples: int, steps: int, candidates: int, co
     with tempfile.TemporaryDirectory() as folder:
         where = {"run_dir": Path(folder) / "run", "data.dir": data_dir}
         trained = fedpriv.train(**{**RUN, "method.name": "fedavg", **where, **run, **config})
-        evidence = RunRecord(trained.path)
-        messages = [_attacked(evidence, *which, candidates) for which in evidence.messages()]
+        record = RunRecord(trained.path)
+        messages = [_attacked(record, *which, candidates) for which in record.messages()]
     refused = [message["refused"] for message in messages if "refused" in message]
     row = {"setting": name, "samples": samples, "candidates": candidates, "messages": len(messages), "refused": refused[:1]}
     if not refused:
@@ -73,10 +73,10 @@ def _row(data_dir: str, name: str, samples: int, steps: int, candidates: int, co
     return row | {"cpu_seconds": round(time.process_time() - began, 1)}
 
 
-def _attacked(evidence: RunRecord, round: int, client: int, candidates: int) -> dict[str, Any]:
+def _attacked(record: RunRecord, round: int, client: int, candidates: int) -> dict[str, Any]:
     """AUC, share of members among the top-scoring candidates (as many as members), and errors of the mean colour."""
-    seen, truth = evidence.observation(evidence.message(round, client), ThreatModel()), evidence.truth(client).images
-    public = evidence.federation.dataset.test_images[: candidates - len(truth)].float() / 255
+    seen, truth = record.observation(record.message(round, client), ThreatModel()), record.truth(client).images
+    public = record.federation.dataset.test_images[: candidates - len(truth)].float() / 255
     images, members = torch.cat([truth, public]), np.arange(candidates) < len(truth)
     try:
         scores, colour = shares_of_batches(seen, lambda: _parts(seen, images)), mean_colour(seen)

@@ -20,57 +20,57 @@ from fedpriv.server.sampling import participants
 from fedpriv.storage.run_folder import RunFolder
 
 
-def facts(evidence: RunRecord, summary: Mapping[str, Any]) -> AuditedRun:
+def facts(record: RunRecord, summary: Mapping[str, Any]) -> AuditedRun:
     """The run before any attack: its config, its cost, and what its clients sent."""
-    config, facts, federation = evidence.config, evidence.folder.facts, evidence.federation
-    transforms = evidence.store.upload(*evidence.messages()[0]).transforms
-    summed = ["secure aggregation"] if evidence.summed else []
+    config, facts, federation = record.config, record.folder.facts, record.federation
+    transforms = record.store.upload(*record.messages()[0]).transforms
+    summed = ["secure aggregation"] if record.summed else []
     private = [f"{config.privacy.level}-level DP"] if config.privacy.level != "none" else []
-    server, outsider = knowledge(evidence)
+    server, outsider = knowledge(record)
     assert config.model.name is not None, "a run's config names its model"
     return AuditedRun(
-        name=evidence.folder.path.name,
+        name=record.folder.path.name,
         run_id=facts["run_id"],
-        run_dir=str(evidence.folder.path),
+        run_dir=str(record.folder.path),
         method=config.called,
         title=federation.method.title,
         paper=federation.method.paper,
         dataset=Path(config.data.name).name,
         model=config.model.name,
-        modalities=evidence.modalities,
+        modalities=record.modalities,
         seed=config.seed,
         clients=config.data.clients,
-        participants=_a_round(evidence),
+        participants=_a_round(record),
         rounds=summary["rounds"],
         defence=(*transforms, *summed, *private),
-        summed=evidence.summed,
+        summed=record.summed,
         git_commit=facts.get("git_commit"),
         versions=facts.get("versions") or {},
         partition_hash=facts["partition_hash"],
         config_yaml=config.to_yaml(),
-        cost=cost(evidence, summary),
-        snr=signal_to_noise(evidence.folder.records()),
-        wire=crossed(evidence),
+        cost=cost(record, summary),
+        snr=signal_to_noise(record.folder.records()),
+        wire=crossed(record),
         server_knows=server,
         outsider_knows=outsider,
-        conditions=conditions(evidence),
+        conditions=conditions(record),
         batch_norm=has_batch_norm(federation.resident.net),
     )
 
 
-def _a_round(evidence: RunRecord) -> int:
+def _a_round(record: RunRecord) -> int:
     """How many clients take part in a round; the average of a schedule."""
-    config, agreement = evidence.config, evidence.federation.agreement
+    config, agreement = record.config, record.federation.agreement
     if config.train.selection not in ("all", "schedule"):
         return config.participants_of(len(agreement.trainable))
     return round(mean(len(participants(agreement, number)) for number in range(1, config.train.rounds + 1)))
 
 
-def cost(evidence: RunRecord, summary: Mapping[str, Any]) -> Cost:
+def cost(record: RunRecord, summary: Mapping[str, Any]) -> Cost:
     """Accuracy, chance level, bytes and seconds of a run; the report adds the comparison with the undefended run."""
     accuracy = summary["accuracy"]
-    guessed, samples = chance(evidence) if accuracy is not None else (None, 0)
-    probes = [load_json(path) for path in sorted(evidence.folder.probe.glob("*.json"), reverse=True)]
+    guessed, samples = chance(record) if accuracy is not None else (None, 0)
+    probes = [load_json(path) for path in sorted(record.folder.probe.glob("*.json"), reverse=True)]
     return Cost(
         accuracy=accuracy,
         worst_tenth=summary["protocols"].get("worst_tenth"),
@@ -83,17 +83,17 @@ def cost(evidence: RunRecord, summary: Mapping[str, Any]) -> Cost:
     )
 
 
-def chance(evidence: RunRecord) -> tuple[float, int]:
+def chance(record: RunRecord) -> tuple[float, int]:
     """Mean accuracy of the best constant answer in the run's test, and the number of samples in it."""
-    federation = evidence.federation
-    return constant_answer(federation.data, federation.method, evidence.config, len(federation.dataset.classes))
+    federation = record.federation
+    return constant_answer(federation.data, federation.method, record.config, len(federation.dataset.classes))
 
 
 def signal_to_noise(records: Sequence[Mapping[str, Any]]) -> tuple[SignalToNoise, ...]:
     """The ratio of each layer that noise was added to."""
     layers: dict[str, list[float]] = {}
-    for record in records:
-        for name, value in record["metrics"].items():
+    for line in records:
+        for name, value in line["metrics"].items():
             if name.startswith(SNR):
                 layers.setdefault(name.removeprefix(SNR), []).append(value)
     return tuple(SignalToNoise(name, min(values), median(values), len(values)) for name, values in layers.items())

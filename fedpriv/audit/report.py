@@ -54,9 +54,9 @@ def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers
     began, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     modalities = set[Modality]()
     for run_dir in run_dirs:  # read everything before the controls and the first audit, which may take hours
-        evidence, _ = check(run_dir)
-        evidence.verify()
-        modalities |= set(_modalities(evidence.config))
+        record, _ = check(run_dir)
+        record.verify()
+        modalities |= set(_modalities(record.config))
     controls = _text_controls(modalities, options.seed, say)
     parts = _in_processes(run_dirs, options, workers, say)
     runs = _compared([run for run, _ in parts])

@@ -322,8 +322,8 @@ def _target(
     from fedpriv.audit.record.sums import record_of
     from fedpriv.tracking import find_run
 
-    evidence = record_of(find_run(run_name, runs_dir))
-    return target.message(evidence, *evidence.messages(round_, client)[0])
+    record = record_of(find_run(run_name, runs_dir))
+    return target.message(record, *record.messages(round_, client)[0])
 
 
 def _altered(attack: ImageAttack, run_name: str | None, seed: int, chosen: Mapping[str, Any]) -> tuple[Target, Replay]:
@@ -333,8 +333,8 @@ def _altered(attack: ImageAttack, run_name: str | None, seed: int, chosen: Mappi
     from fedpriv.tracking import find_run
 
     assert run_name is not None
-    evidence = record_of(find_run(run_name, chosen["runs_dir"]))
-    return target.altered(evidence, *evidence.messages(chosen["round_"], chosen["client"])[0], attack, seed)
+    record = record_of(find_run(run_name, chosen["runs_dir"]))
+    return target.altered(record, *record.messages(chosen["round_"], chosen["client"])[0], attack, seed)
 
 
 def _draw(rows: dict[str, Tensor], path: Path) -> None:

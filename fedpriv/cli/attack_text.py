@@ -119,15 +119,15 @@ def _altered(
     from fedpriv.audit.text import target as text_target
     from fedpriv.tracking import find_run
 
-    evidence = record_of(find_run(run_name, chosen["runs_dir"]))
+    record = record_of(find_run(run_name, chosen["runs_dir"]))
     if honest.beside:
         raise UsageError(
             f"{attack.name} is for nets on texts alone; that of {run_name} also takes {honest.beside} with each text"
         )
-    round_, client = evidence.messages(chosen["round_"], chosen["client"])[0]
-    played = replay(evidence, round_, client, attack, honest.public, seed)
+    round_, client = record.messages(chosen["round_"], chosen["client"])[0]
+    played = replay(record, round_, client, attack, honest.public, seed)
     title = f"{honest.title}; download altered by {attack.name}"
-    return text_target.of_messages(evidence, title, [played.message], honest.ids, honest.labels), played
+    return text_target.of_messages(record, title, [played.message], honest.ids, honest.labels), played
 
 
 def _target(
@@ -151,8 +151,8 @@ def _target(
         from fedpriv.audit.record.sums import record_of
         from fedpriv.tracking import find_run
 
-        evidence = record_of(find_run(run_name, runs_dir))
-        return text_target.message(evidence, *evidence.messages(round_, client)[0])
+        record = record_of(find_run(run_name, runs_dir))
+        return text_target.message(record, *record.messages(round_, client)[0])
     count, size = USUAL.get(name, OTHERS)
     steps = text_target.Steps(
         count=of_steps["count"] or count,

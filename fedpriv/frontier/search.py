@@ -94,33 +94,33 @@ class Search:
     tried: tuple[tuple[float, Mapping[str, float | None]], ...]
 
 
-def measured(evidence: RunRecord, options: AuditOptions, wanted: Collection[str], say: Say) -> AuditedRun:
+def measured(record: RunRecord, options: AuditOptions, wanted: Collection[str], say: Say) -> AuditedRun:
     """Attack what a replay sends, as far as the measures of :data:`BY_REPLAY` depend on it.
 
     Args:
         wanted: the measures; without ``labels`` no shadow clients are simulated.
     """
     not_run: dict[Part, Reason] = {}  # reported by the audit of the real run
-    images = on_images(evidence, options, not_run, say) if "image" in evidence.modalities else []
-    texts = on_texts(evidence, options, not_run, say) if "text" in evidence.modalities else []
-    labels = [infer_labels(evidence, round, client) for round, client in evidence.messages()[: options.messages]]
+    images = on_images(record, options, not_run, say) if "image" in record.modalities else []
+    texts = on_texts(record, options, not_run, say) if "text" in record.modalities else []
+    labels = [infer_labels(record, round, client) for round, client in record.messages()[: options.messages]]
     shadow = None
     if "labels" in wanted and options.label_shadows:
         with suppress(FedprivError):  # it cannot be mounted, and the audit of the real run says why
-            shadow = shadow_labels(evidence, evidence.store.rounds()[0], options.label_shadows, options.seed)
-    config, facts = evidence.config, evidence.folder.facts
+            shadow = shadow_labels(record, record.store.rounds()[0], options.label_shadows, options.seed)
+    config, facts = record.config, record.folder.facts
     assert config.model.name is not None, "a run's config names its model"
     return AuditedRun(
-        name=evidence.folder.path.name,
+        name=record.folder.path.name,
         run_id=facts["run_id"],
         method=config.called,
-        title=evidence.federation.method.title,
+        title=record.federation.method.title,
         dataset=facts["dataset"],
         model=config.model.name,
-        modalities=evidence.modalities,  # without them, what is not known is that of images
+        modalities=record.modalities,  # without them, what is not known is that of images
         seed=config.seed,
         cost=Cost(bytes_up=0),
-        statistics=evidence.statistics(),
+        statistics=record.statistics(),
         images=tuple(attempts.described(None) for attempts in images),
         texts=tuple(texts),
         labels=tuple(label_findings(labels).labels),

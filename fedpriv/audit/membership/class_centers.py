@@ -46,11 +46,11 @@ class TracedCenters:
         Inapplicable: no centres were sent, or not their classes, or they are no means of projections.
     """
 
-    def __init__(self, evidence: RunRecord, message: Message, nets: Sequence[Tensor], pool: Candidates) -> None:
-        self._evidence, self._message, self._candidates = evidence, message, len(pool.members)
+    def __init__(self, record: RunRecord, message: Message, nets: Sequence[Tensor], pool: Candidates) -> None:
+        self._evidence, self._message, self._candidates = record, message, len(pool.members)
         known = pool.data.followed_by(pool.spare)
         self._inputs, self._labels = known.inputs, known.labels
-        resident = self._resident = evidence.federation.resident
+        resident = self._resident = record.federation.resident
         center, width = next(iter(self._centers(message.uploaded).values())), resident.net.projection_dim
         if len(center) != width:
             raise Inapplicable(f"a centre is {len(center)} numbers, and a projection {width}")

@@ -17,7 +17,7 @@ from fedpriv.audit.record.shadow_updates import ShadowResult
 from fedpriv.samples import from_tensors, tensors
 
 
-def by_gradients(evidence: RunRecord, message: Message, own: ShadowResult, pool: Candidates) -> tuple[Array, Array]:
+def by_gradients(record: RunRecord, message: Message, own: ShadowResult, pool: Candidates) -> tuple[Array, Array]:
     """The scores of the candidates ``(n,)`` from a message, and as a control those from the upload of the server's own update.
 
     Where layers are hidden, the server takes those that it trained in its own update.
@@ -28,11 +28,11 @@ def by_gradients(evidence: RunRecord, message: Message, own: ShadowResult, pool:
     Raises:
         Inapplicable: see :func:`fedpriv.attacks.inference.gradient_regression.gradient_regression`.
     """
-    attacker, privacy = evidence.attacker, evidence.config.privacy
+    attacker, privacy = record.attacker, record.config.privacy
     simulated = message.simulated(own.uploaded)
     observed, control = (attacker.observation(sent, ThreatModel()) for sent in (message, simulated))
     names = attacker.victim(message).names
-    trained_to = evidence.federation.resident.space.unpack(own.model)
+    trained_to = record.federation.resident.space.unpack(own.model)
     stand_in = {names[name]: tensor for name, tensor in trained_to.items() if name in names}
     device = own.model.device
     start = {**stand_in, **{name: tensor.to(device) for name, tensor in observed.weights.items()}}  # with what is never trained
@@ -45,7 +45,7 @@ def by_gradients(evidence: RunRecord, message: Message, own: ShadowResult, pool:
 
 
 def over_rounds(
-    evidence: RunRecord, client: int, pool: Candidates, last: tuple[Array, Array], own_updates: OwnUpdates
+    record: RunRecord, client: int, pool: Candidates, last: tuple[Array, Array], own_updates: OwnUpdates
 ) -> tuple[Array, Array]:
     """The scores of :func:`by_gradients` and their control, summed over the client's messages of all kept rounds.
 
@@ -57,12 +57,12 @@ def over_rounds(
     Raises:
         Inapplicable: the attack does not apply to one of the messages.
     """
-    by_round, behind = [last], evidence.behind(evidence.store.rounds()[-1], client)
-    kept = [round for round in evidence.store.rounds() if client in evidence.store.clients(round)]
-    for round in evenly([round for round in kept if set(evidence.behind(round, client)) == set(behind)])[:-1]:
-        message = evidence.message(round, client)
+    by_round, behind = [last], record.behind(record.store.rounds()[-1], client)
+    kept = [round for round in record.store.rounds() if client in record.store.clients(round)]
+    for round in evenly([round for round in kept if set(record.behind(round, client)) == set(behind)])[:-1]:
+        message = record.message(round, client)
         own = own_updates(round, message.parts)
         if own is not None and is_finite(message.uploaded):
-            by_round.append(by_gradients(evidence, message, own, pool))
+            by_round.append(by_gradients(record, message, own, pool))
     scores, control = (np.sum(values, axis=0) for values in zip(*by_round, strict=True))
     return scores, control

@@ -149,7 +149,7 @@ class Membership:
         return positive + negative
 
 
-def membership(evidence: RunRecord, round: int, clients: Sequence[int], shadows: int = 64, seed: int = 0) -> Membership:
+def membership(record: RunRecord, round: int, clients: Sequence[int], shadows: int = 64, seed: int = 0) -> Membership:
     """Attack the uploads of some clients in a round; their scores are pooled, as one client has few samples.
 
     A sample that is a candidate of several clients counts for one of them: models of one round score it alike, and intervals take
@@ -166,7 +166,7 @@ def membership(evidence: RunRecord, round: int, clients: Sequence[int], shadows:
     if shadows < 4 or shadows % 2:
         raise UsageError(f"{shadows} shadow models: must be an even number of at least 4")
     began = time.process_time()
-    results = counted_once([attack_client(evidence, round, client, shadows, seed) for client in clients])
+    results = counted_once([attack_client(record, round, client, shadows, seed) for client in clients])
     members = np.concatenate([result.members for result in results])
     known = {name: kind for result in results for name, kind in result.kinds.items()}
     kinds = {name: known[name] for name in results[0].kinds if all(name in result.kinds for result in results)}
@@ -195,9 +195,9 @@ def membership(evidence: RunRecord, round: int, clients: Sequence[int], shadows:
     scores = {name: np.concatenate([result.scores[name] for result in results]) for name in tried}
     likelihoods = {name: scores[name] for name in tried if kinds[name][1] == "LiRA"}
     across = any(kinds[name][1] == FEDMIA for name in tried)
-    bounded = likelihoods and not evidence.summed  # the ledger has no account of a sum
+    bounded = likelihoods and not record.summed  # the ledger has no account of a sum
     also = {
-        _SUMS: evidence.summed,
+        _SUMS: record.summed,
         _ROWS: ROWS in kinds,
         _CENTERS: CENTERS in kinds,
         _GRADIENTS: REGRESSION in kinds,
@@ -207,13 +207,13 @@ def membership(evidence: RunRecord, round: int, clients: Sequence[int], shadows:
     }
     return Membership(
         round=round,
-        senders=tuple(evidence.sender(round, client) for client in clients),
+        senders=tuple(record.sender(round, client) for client in clients),
         attacks={name: operating_points(values, members) for name, values in scores.items()},
         kinds={name: known.get(name) or USED_BY[name] for name in (*tried, *not_tried)},
         not_tried=not_tried,
         controls=controls,
         positive={Statistic.named(*kind): must[kind] for kind in dict.fromkeys(kinds.values())},
-        epsilon=epsilon_bounds(evidence.federation, round, clients, [*likelihoods.values()], members, seed) if bounded else None,
+        epsilon=epsilon_bounds(record.federation, round, clients, [*likelihoods.values()], members, seed) if bounded else None,
         likelihoods=tuple(likelihoods),
         shadows=shadows,
         diverged=sum(result.diverged for result in results),

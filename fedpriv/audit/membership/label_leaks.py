@@ -37,7 +37,7 @@ class Labels:
         true: the true counts ``(C,)``, for scoring.
         not_applicable: rule -> why it does not apply.
         guess: the share of clients whose set is found by naming the same one each time; ``None``: not known.
-        limit: why a failure is no evidence; ``None``: it is evidence.
+        limit: why a failure is no evidence; ``None``: it is.
     """
 
     round: int
@@ -230,7 +230,7 @@ def _statistics(record: RunRecord, message: Message) -> Iterator[tuple[str, Obse
         yield what, replace(observation, altered=replace(observation.altered, rescaled=True))
 
 
-def shadow_labels(evidence: RunRecord, round: int, shadows: int, seed: int) -> ShadowLabels:
+def shadow_labels(record: RunRecord, round: int, shadows: int, seed: int) -> ShadowLabels:
     """Infer the label sets of a round's kept clients from the changes of the shared weights; needs no head and no centres.
 
     The server simulates local updates on public data (the data set's test split) with chosen label sets, and trains a classifier
@@ -239,13 +239,13 @@ def shadow_labels(evidence: RunRecord, round: int, shadows: int, seed: int) -> S
     Raises:
         FedprivError: a shadow local update diverged, or no client has complete samples as the shadows have.
     """
-    if evidence.summed:
+    if record.summed:
         raise FedprivError(f"a shadow holds one to {MOST_LABELS} classes, and a sum those of all its clients")
-    clients = evidence.whole_clients(round)  # as the shadows are
-    messages = [evidence.message(round, client) for client in clients]
-    download, federation = evidence.store.download(round), evidence.federation
+    clients = record.whole_clients(round)  # as the shadows are
+    messages = [record.message(round, client) for client in clients]
+    download, federation = record.store.download(round), record.federation
     assert download is not None
-    updates = ShadowUpdates(federation, round, download, evidence.store.broadcast())
+    updates = ShadowUpdates(federation, round, download, record.store.broadcast())
     classes = len(federation.dataset.classes)
     noise = generator(seed, round, "label sets")
     sizes = torch.randint(1, min(MOST_LABELS, classes) + 1, (shadows,), generator=noise).tolist()
@@ -255,34 +255,34 @@ def shadow_labels(evidence: RunRecord, round: int, shadows: int, seed: int) -> S
     samples = messages[0].num_examples or 10 * federation.config.train.batch_size
 
     def changes() -> Iterator[dict[str, Tensor]]:
-        for result in updates.run(lambda number: _public(evidence, sets[number], samples, number), range(shadows)):
+        for result in updates.run(lambda number: _public(record, sets[number], samples, number), range(shadows)):
             if result is None:
                 raise FedprivError(f"round {round}: the local update of a shadow client diverged, as a real one's may have")
-            yield _changes(evidence, messages[0].simulated(result.uploaded))
+            yield _changes(record, messages[0].simulated(result.uploaded))
 
     classifier = fit_shadows(changes(), sets)
 
-    sent, true = [_changes(evidence, message) for message in messages], evidence.label_sets(clients)
-    report = score_shadows(classifier, sent, true, evidence.label_sets(federation.data.nonempty))
+    sent, true = [_changes(record, message) for message in messages], record.label_sets(clients)
+    report = score_shadows(classifier, sent, true, record.label_sets(federation.data.nonempty))
     held = true.sum(1)
     lacks = held < classes
     wider = lacks & (held > int(sets.sum(1).max()))
     learned = sets.any(0) & ~sets.all(0)
     unlearned = lacks & ~wider & ((true != sets.all(0))[:, ~learned].any(1) | ~learned.any())
-    earlier = [keeps_state(evidence) and had_earlier_update(evidence, round, client) for client in clients]
+    earlier = [keeps_state(record) and had_earlier_update(record, round, client) for client in clients]
     later = torch.tensor(earlier) & lacks
     return ShadowLabels(report, round, shadows, wider=int(wider.sum()), unlearned=int(unlearned.sum()), later=int(later.sum()))
 
 
-def _changes(evidence: RunRecord, message: Message) -> dict[str, Tensor]:
+def _changes(record: RunRecord, message: Message) -> dict[str, Tensor]:
     """The changes of the shared parameters in the order of the net; the last ones depend most on labels."""
-    change = evidence.plain_change(message).of
-    return {name: change[name].cpu() for name, _ in evidence.federation.resident.net.named_parameters() if name in change}
+    change = record.plain_change(message).of
+    return {name: change[name].cpu() for name, _ in record.federation.resident.net.named_parameters() if name in change}
 
 
-def _public(evidence: RunRecord, present: Tensor, samples: int, number: int) -> Split:
+def _public(record: RunRecord, present: Tensor, samples: int, number: int) -> Split:
     """``samples`` samples of the test split with these labels; repeated where there are fewer."""
-    data = evidence.federation.data
+    data = record.federation.data
     labels = data.labels("server")
     positions = present.to(labels.device)[labels].nonzero().flatten()
     order = torch.randperm(len(positions), generator=generator(number, "shadow client")).to(positions.device)

@@ -79,7 +79,7 @@ def noting(not_tried: dict[str, Reason], attack: str) -> Generator[None]:
 
 
 def applicable_statistics(
-    evidence: RunRecord, message: Message, own: ShadowResult, pool: Candidates, nets: Sequence[Tensor] = ()
+    record: RunRecord, message: Message, own: ShadowResult, pool: Candidates, nets: Sequence[Tensor] = ()
 ) -> tuple[list[Statistic], dict[str, Reason]]:
     """The statistics that apply to a message, and why others do not, by attack.
 
@@ -87,17 +87,17 @@ def applicable_statistics(
         own: the server's local update of the message's round with ``pool.spare``.
         nets: models ``(p,)`` of further local updates; without any, class centres are compared under the model of ``own``.
     """
-    federation, not_tried = evidence.federation, dict[str, Reason]()
+    federation, not_tried = record.federation, dict[str, Reason]()
     ways = readings(federation.resident, own, pool.spare, pool.data.inputs, federation.method.objective.labels)
     statistics = confidences(ways, pool.data.labels)
     if not ways:
         why = f"client {message.client} holds one class, but a probe of the features needs two"
         not_tried[LOSS] = not_tried[LIRA] = Reason("does not apply", why)
     with noting(not_tried, ROWS):
-        statistics.append(row_distance(evidence, message, pool.data.inputs))
+        statistics.append(row_distance(record, message, pool.data.inputs))
     if sends_centers(message):
         with noting(not_tried, CENTERS):
-            statistics.append(Statistic("class centre", "", TracedCenters(evidence, message, nets or [own.model], pool)))
+            statistics.append(Statistic("class centre", "", TracedCenters(record, message, nets or [own.model], pool)))
     return statistics, not_tried
 
 
@@ -115,20 +115,20 @@ def confidences(ways: Mapping[str, Reading], labels: Tensor) -> list[Statistic]:
     return [Statistic("confidence", way, by(read)) for way, read in ways.items()]
 
 
-def row_distance(evidence: RunRecord, message: Message, inputs: Inputs) -> Statistic:
+def row_distance(record: RunRecord, message: Message, inputs: Inputs) -> Statistic:
     """Minus the distance of the candidates to the rows of the first shared linear layer with a bias.
 
     Raises:
         Inapplicable: see :meth:`fedpriv.attacks.inference.row_distance.RowDistance.of`.
     """
 
-    observation = evidence.observation(message, ThreatModel())
+    observation = record.observation(message, ThreatModel())
     rows = RowDistance.of(observation, split(_as(observation, inputs), CHUNK))
-    observe = evidence.attacker.observation
+    observe = record.attacker.observation
     return Statistic("row distance", "", lambda uploaded: rows(observe(message.simulated(uploaded), ThreatModel())))
 
 
-def running_statistics(evidence: RunRecord, message: Message, uploaded: Uploaded, inputs: Inputs) -> Array:
+def running_statistics(record: RunRecord, message: Message, uploaded: Uploaded, inputs: Inputs) -> Array:
     """How often each candidate seems to be among the samples behind an upload ``(n,)``; without shadows.
 
     Args:
@@ -137,7 +137,7 @@ def running_statistics(evidence: RunRecord, message: Message, uploaded: Uploaded
     Raises:
         Inapplicable: see :func:`fedpriv.attacks.inference.running_statistics.shares_of_batches`.
     """
-    observation = evidence.observation(message.simulated(uploaded), ThreatModel())
+    observation = record.observation(message.simulated(uploaded), ThreatModel())
     return shares_of_batches(observation, lambda: iter(split(_as(observation, inputs), CHUNK)))
 
 

@@ -94,12 +94,12 @@ def counted_once(clients: Sequence[OfClient]) -> list[OfClient]:
     return distinct
 
 
-def attack_client(evidence: RunRecord, round: int, client: int, shadows: int, seed: int) -> OfClient:
+def attack_client(record: RunRecord, round: int, client: int, shadows: int, seed: int) -> OfClient:
     """Attack one upload; the truth about members is only in the result."""
-    message, download = evidence.message(round, client), evidence.store.download(round)
+    message, download = record.message(round, client), record.store.download(round)
     if download is None:
         raise UsageError(f"the download of round {round} was not kept, and shadows start from it")
-    federation = evidence.federation
+    federation = record.federation
     pool: Candidates = candidates(federation, round, client, seed)
     inside = halves(shadows, len(pool.members), seed)
     # A shadow has as many samples as the client, so that it takes as many steps.
@@ -113,14 +113,14 @@ def attack_client(evidence: RunRecord, round: int, client: int, shadows: int, se
         chosen = pool.data.at(torch.from_numpy(inside[number]).nonzero().squeeze(1).to(device))
         return chosen.followed_by(pool.spare.at(torch.arange(min(filling, len(pool.spare.labels)), device=device)))
 
-    updates = ShadowUpdates(federation, round, download, evidence.store.broadcast(), message.parts)
+    updates = ShadowUpdates(federation, round, download, record.store.broadcast(), message.parts)
     results = updates.run(data, [own_update, *range(shadows)])
     own = next(results)
     if own is None:
         raise FedprivError(f"round {round}: the server's own local update diverged, as client {client}'s may have")
     ahead = list(islice(results, NETS if sends_centers(message) else 0))
     nets = [result.model for result in ahead if result is not None and is_finite(result.uploaded)]
-    statistics, not_tried = applicable_statistics(evidence, message, own, pool, nets)
+    statistics, not_tried = applicable_statistics(record, message, own, pool, nets)
     uploads = (None if result is None else result.uploaded for result in chain(ahead, results))
     try:
         (scores, control), diverged = infer([message.uploaded, own.uploaded], inside, uploads, statistics)
@@ -129,7 +129,7 @@ def attack_client(evidence: RunRecord, round: int, client: int, shadows: int, se
     for statistic in statistics:
         if statistic.kind == "confidence":
             control.pop(statistic.attack("alone"))
-    control |= _before_any_training(evidence, round, message, own, pool, own_update)
+    control |= _before_any_training(record, round, message, own, pool, own_update)
     kinds: dict[str, tuple[Kind, Use]] = {
         name: (statistic.kind, use)
         for statistic in statistics
@@ -138,25 +138,25 @@ def attack_client(evidence: RunRecord, round: int, client: int, shadows: int, se
     }
     classes = pool.data.labels.cpu().numpy()
     by_shadows = OfClient(pool.members, pool.samples, classes, scores, control, kinds, not_tried, diverged)
-    return _without_shadows(by_shadows, evidence, message, client, own, pool)
+    return _without_shadows(by_shadows, record, message, client, own, pool)
 
 
 def _without_shadows(
-    result: OfClient, evidence: RunRecord, message: Message, client: int, own: ShadowResult, pool: Candidates
+    result: OfClient, record: RunRecord, message: Message, client: int, own: ShadowResult, pool: Candidates
 ) -> OfClient:
     """The result with the attacks that need no shadows; ``own``: the server's local update of the message's round."""
     not_tried, rounds = result.not_tried, tuple[int, ...]()
-    is_last, own_updates = message.round == evidence.store.rounds()[-1], OwnUpdates(evidence, pool)
+    is_last, own_updates = message.round == record.store.rounds()[-1], OwnUpdates(record, pool)
     with noting(not_tried, REGRESSION):
-        result.add(REGRESSION, USED_BY[REGRESSION], *by_gradients(evidence, message, own, pool))
-    if REGRESSION in result.kinds and is_last and len(evidence.store.rounds()) > 1:
+        result.add(REGRESSION, USED_BY[REGRESSION], *by_gradients(record, message, own, pool))
+    if REGRESSION in result.kinds and is_last and len(record.store.rounds()) > 1:
         last = result.scores[REGRESSION], result.control[REGRESSION]
         with noting(not_tried, REGRESSIONS):
-            result.add(REGRESSIONS, USED_BY[REGRESSIONS], *over_rounds(evidence, client, pool, last, own_updates))
-    if evidence.attacker.buffers(message):
+            result.add(REGRESSIONS, USED_BY[REGRESSIONS], *over_rounds(record, client, pool, last, own_updates))
+    if record.attacker.buffers(message):
         with noting(not_tried, RUNNING):
             scores, control = (
-                running_statistics(evidence, message, sent, pool.data.inputs) for sent in (message.uploaded, own.uploaded)
+                running_statistics(record, message, sent, pool.data.inputs) for sent in (message.uploaded, own.uploaded)
             )
             result.add(RUNNING, USED_BY[RUNNING], scores, control)
     if is_last:
@@ -166,7 +166,7 @@ def _without_shadows(
                 raise Inapplicable(
                     f"scores are comparable within a class, and classes have {alike:g} candidates; {FEWEST_ALIKE} are needed"
                 )
-            compared = against_other_clients(evidence, client, pool, own_updates)
+            compared = against_other_clients(record, client, pool, own_updates)
             rounds = compared.rounds
             for (kind, way), values in compared.scores.items():
                 both = centred(values, classes), centred(compared.control[kind, way], classes)
@@ -175,7 +175,7 @@ def _without_shadows(
 
 
 def _before_any_training(
-    evidence: RunRecord, round: int, message: Message, own: ShadowResult, pool: Candidates, number: int
+    record: RunRecord, round: int, message: Message, own: ShadowResult, pool: Candidates, number: int
 ) -> dict[str, Array]:
     """The confidence of the candidates ``(n,)`` under a local update of round 1 with the server's own samples, as a control of
     the loss threshold; empty where that round's download was not kept.
@@ -186,15 +186,15 @@ def _before_any_training(
     """
     first: ShadowResult | None = own
     if round > 1:
-        if (download := evidence.store.download(1)) is None:
+        if (download := record.store.download(1)) is None:
             return {}
-        (first,) = ShadowUpdates(evidence.federation, 1, download, evidence.store.broadcast(), message.parts).run(
+        (first,) = ShadowUpdates(record.federation, 1, download, record.store.broadcast(), message.parts).run(
             lambda _: pool.spare, [number]
         )
     if first is None or not is_finite(first.uploaded):
         return {}
-    objective = evidence.federation.method.objective
-    ways = readings(evidence.federation.resident, first, pool.spare, pool.data.inputs, objective.labels)
+    objective = record.federation.method.objective
+    ways = readings(record.federation.resident, first, pool.spare, pool.data.inputs, objective.labels)
     return {statistic.attack("alone"): statistic.of(first.uploaded) for statistic in confidences(ways, pool.data.labels)}
 
 

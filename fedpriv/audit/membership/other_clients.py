@@ -46,7 +46,7 @@ class Compared:
     rounds: tuple[int, ...]
 
 
-def against_other_clients(evidence: RunRecord, client: int, pool: Candidates, own_updates: OwnUpdates | None = None) -> Compared:
+def against_other_clients(record: RunRecord, client: int, pool: Candidates, own_updates: OwnUpdates | None = None) -> Compared:
     """Score a client's candidates by FedMIA.
 
     Args:
@@ -56,18 +56,18 @@ def against_other_clients(evidence: RunRecord, client: int, pool: Candidates, ow
     Raises:
         Inapplicable: too few messages were kept, or no statistic applies to all of them.
     """
-    own_updates = own_updates or OwnUpdates(evidence, pool)
+    own_updates = own_updates or OwnUpdates(record, pool)
     observed, control, others = (defaultdict[tuple[Kind, str], list[Array]](list) for _ in range(3))
     used = []
-    for round in evenly(_rounds_of(evidence, client)):
-        message = evidence.message(round, client)
-        others_messages = [evidence.message(round, other) for other in evidence.whole_clients(round) if other != client]
+    for round in evenly(_rounds_of(record, client)):
+        message = record.message(round, client)
+        others_messages = [record.message(round, other) for other in record.whole_clients(round) if other != client]
         others_messages = [other for other in others_messages if is_finite(other.uploaded)]
         if not is_finite(message.uploaded) or len(others_messages) < OTHERS or (own := own_updates(round)) is None:
             continue
         used.append(round)
         groups = ([message], [message.simulated(own.uploaded)], others_messages)
-        mine, none, null = (_scores(evidence, group, own, pool) for group in groups)
+        mine, none, null = (_scores(record, group, own, pool) for group in groups)
         for key in [key for key in mine if key in none and key in null]:
             observed[key].append(mine[key][0])
             control[key].append(none[key][0])
@@ -83,10 +83,10 @@ def against_other_clients(evidence: RunRecord, client: int, pool: Candidates, ow
     return Compared(scores, {key: fedmia(control[key], others[key]) for key in keys}, tuple(used))
 
 
-def _rounds_of(evidence: RunRecord, client: int) -> list[int]:
+def _rounds_of(record: RunRecord, client: int) -> list[int]:
     """The rounds of which the messages of the client and of enough others were kept; :class:`Inapplicable`: there is none."""
-    kept = {round: clients for round in evidence.store.rounds() if client in (clients := evidence.store.clients(round))}
-    rounds = [round for round in kept if len(evidence.whole_clients(round)) > OTHERS]
+    kept = {round: clients for round in record.store.rounds() if client in (clients := record.store.clients(round))}
+    rounds = [round for round in kept if len(record.whole_clients(round)) > OTHERS]
     if not rounds:
         most = max(map(len, kept.values())) - 1
         raise Inapplicable(f"it needs the messages of {OTHERS} other clients of a round, and {most} were kept")
@@ -103,8 +103,8 @@ def evenly(rounds: list[int]) -> list[int]:
 class OwnUpdates:
     """The server's local updates of kept rounds with its own samples, each computed once."""
 
-    def __init__(self, evidence: RunRecord, pool: Candidates) -> None:
-        self._evidence, self._pool = evidence, pool
+    def __init__(self, record: RunRecord, pool: Candidates) -> None:
+        self._evidence, self._pool = record, pool
         self._known = dict[tuple[int, int], ShadowResult | None]()
 
     def __call__(self, round: int, parts: int = 1) -> ShadowResult | None:
@@ -114,18 +114,18 @@ class OwnUpdates:
         return self._known[round, parts]
 
     def _trained(self, round: int, parts: int) -> ShadowResult | None:
-        evidence = self._evidence
-        if (download := evidence.store.download(round)) is None:
+        record = self._evidence
+        if (download := record.store.download(round)) is None:
             return None
-        updates = ShadowUpdates(evidence.federation, round, download, evidence.store.broadcast(), parts)
+        updates = ShadowUpdates(record.federation, round, download, record.store.broadcast(), parts)
         (own,) = updates.run(lambda _: self._pool.spare, [0])
         return own if own is not None and is_finite(own.uploaded) else None
 
 
-def _scores(evidence: RunRecord, messages: list[Message], own: ShadowResult, pool: Candidates) -> Scores:
+def _scores(record: RunRecord, messages: list[Message], own: ShadowResult, pool: Candidates) -> Scores:
     """The statistics of each message ``(K, n)`` that apply to all of them."""
     scores: dict[tuple[Kind, str], list[Array]] = defaultdict(list)
     for message in messages:
-        for statistic in applicable_statistics(evidence, message, own, pool)[0]:
+        for statistic in applicable_statistics(record, message, own, pool)[0]:
             scores[statistic.kind, statistic.way].append(statistic.of(message.uploaded))
     return {key: np.stack(values) for key, values in scores.items() if len(values) == len(messages)}

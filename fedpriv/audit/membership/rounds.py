@@ -38,22 +38,22 @@ class InRounds:
     epsilon: EpsilonBounds | None
 
 
-def in_rounds(evidence: RunRecord, earlier: Sequence[int], shadows: int, seed: int, progress: Progress) -> InRounds:
+def in_rounds(record: RunRecord, earlier: Sequence[int], shadows: int, seed: int, progress: Progress) -> InRounds:
     """Attack membership in the last kept round, and with fewer shadow local updates in earlier ones.
 
     Args:
         earlier: the other rounds; the last one among them is not attacked twice.
         shadows: shadow local updates for each client of the last round; 0: none is attacked.
     """
-    last = evidence.store.rounds()[-1]
+    last = record.store.rounds()[-1]
     results, refused, blamed = list[Membership](), dict[int, Reason](), list[ControlResult]()
     for round in [last, *(number for number in earlier if number != last)] if shadows else []:
         updates = shadows if round == last else min(EARLIER, shadows)
         try:
             progress.in_time()
-            clients = evidence.whole_clients(round)
+            clients = record.whole_clients(round)
             progress(f"membership: {updates} shadow models for each of {len(clients)} clients of round {round}")
-            result = membership(evidence, round, clients, updates, seed)
+            result = membership(record, round, clients, updates, seed)
         except FedprivError as error:
             refused[round] = error.reason if isinstance(error, BudgetSpent) else Reason("not available", str(error))
             continue
@@ -64,7 +64,7 @@ def in_rounds(evidence: RunRecord, earlier: Sequence[int], shadows: int, seed: i
         else:
             results.append(result)
     results.sort(key=lambda result: result.round)
-    corrected = _corrected(evidence, [result.round for result in results])
+    corrected = _corrected(record, [result.round for result in results])
     reasons = list(refused.values())
     return InRounds(
         _judged(results, last, refused, corrected),
@@ -75,13 +75,11 @@ def in_rounds(evidence: RunRecord, earlier: Sequence[int], shadows: int, seed: i
     )
 
 
-def _corrected(evidence: RunRecord, rounds: Sequence[int]) -> list[int]:
+def _corrected(record: RunRecord, rounds: Sequence[int]) -> list[int]:
     """The rounds in which clients' gradients had a term from their earlier local updates."""
-    if not evidence.federation.method.objective.corrects:
+    if not record.federation.method.objective.corrects:
         return []
-    return [
-        round for round in rounds if any(had_earlier_update(evidence, round, client) for client in evidence.whole_clients(round))
-    ]
+    return [round for round in rounds if any(had_earlier_update(record, round, client) for client in record.whole_clients(round))]
 
 
 def _limit(corrected: Sequence[int]) -> str | None:
