@@ -11,7 +11,7 @@ from fedpriv.samples import (
     each,
     from_tensors,
     join,
-    lacking,
+    missing_modality,
     size,
     split,
     take,
@@ -25,9 +25,9 @@ ALL: list[Inputs] = [IMAGES, Pairs(IMAGES, IDS), Pairs(IMAGES, None), Pairs(None
 kinds = pytest.mark.parametrize("inputs", ALL, ids=["tensor", "pairs", "images", "texts"])
 
 
-def same(first: Inputs, second: Inputs) -> bool:
-    mine, theirs = tensors(first), tensors(second)
-    return type(first) is type(second) and mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine)
+def same(one: Inputs, other: Inputs) -> bool:
+    mine, theirs = tensors(one), tensors(other)
+    return type(one) is type(other) and mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine)
 
 
 @kinds
@@ -48,7 +48,7 @@ def test_split_is_torchs_and_joined_it_is_what_it_was(inputs: Inputs, sizes: int
 @kinds
 def test_an_empty_batch(inputs: Inputs) -> None:
     none = take(inputs, torch.zeros(0, dtype=torch.int64))
-    assert size(none) == 0 and lacking(none) == lacking(inputs)
+    assert size(none) == 0 and missing_modality(none) == missing_modality(inputs)
     assert [size(part) for part in split(none, 3)] == [0] == [len(part) for part in torch.split(IMAGES[:0], 3)]
 
 
@@ -65,7 +65,7 @@ def test_without() -> None:
     pairs = Pairs(IMAGES, IDS)
     assert without(pairs, None) is pairs and without(IMAGES, "text") is IMAGES
     assert same(without(pairs, "text"), Pairs(IMAGES, None)) and same(without(pairs, "image"), Pairs(None, IDS))
-    assert [lacking(inputs) for inputs in ALL] == [None, None, "text", "image"]
+    assert [missing_modality(one) for one in ALL] == [None, None, "text", "image"]
 
 
 def test_nothing_at_all_is_an_error() -> None:

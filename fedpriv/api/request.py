@@ -25,7 +25,7 @@ REGISTERED = {
     "model": ("models", "fedpriv.models"),
 }
 """By kind, the folder whose files register the built-in ones, and the entry points of plug-ins."""
-_DECORATORS = ("register", "register_model", "dealer")
+_DECORATORS = ("register", "register_model", "partition_rule")
 _OWN_NET = "package.module:Name for a net of your own"
 
 

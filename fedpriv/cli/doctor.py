@@ -100,7 +100,7 @@ def _version(package: str) -> str | None:
 
 
 def _folders() -> Iterator[Line]:
-    from fedpriv.attacks.lab import kept
+    from fedpriv.attacks.lab.control import folder as controls_folder
     from fedpriv.data.sources import sources
     from fedpriv.tracking import default_uri
     from fedpriv.untrusted.cache import cache_folder
@@ -114,7 +114,7 @@ def _folders() -> Iterator[Line]:
         here = [name for name in sources() if (Path(data) / name).is_dir()]
         yield Line("data folder", f"{data}: {', '.join(here) or 'none of the data sets of `fedpriv data list`'}")
     yield Line("tracking", f"{default_uri(Path('runs'))}  (MLFLOW_TRACKING_URI, --tracking-uri)")
-    for what, folder in (("cache of images", cache_folder()), ("cache of controls", kept.folder())):
+    for what, folder in (("cache of images", cache_folder()), ("cache of controls", controls_folder())):
         size = sum(file.stat().st_size for file in folder.glob("*") if file.is_file()) if folder.is_dir() else 0
         writable = os.access(next(parent for parent in (folder, *folder.parents) if parent.exists()), os.W_OK)
         yield Line(

@@ -102,4 +102,4 @@ def test_under_client_level_dp_all_clients_weigh_the_same(simulate: Callable[...
     assert other.config.aggregation is not None and other.config.aggregation.params["weights"] == "uniform"
     written = simulate("fedavg", play=False, **CLIENT, **{"method.weights": "samples"}).federation
     assert written.config.method.params["weights"] == "samples"
-    assert written.prepared.notes == ("privacy.level client: weights=samples has no effect, as all clients weigh the same",)
+    assert written.prepared.notes == ("privacy.level client: weights=samples has no effect, as all clients have the same weight",)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,13 +17,28 @@ from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.malicious.token_imprint import TokenImprint
 from fedpriv.attacks.text.span import SpanAttack
 from fedpriv.attacks.text.victims import SMALL, facts, observe_text, sentences, small_bert
-from fedpriv.audit.text.attempts import attempt_text
+from fedpriv.audit.text.attempts import TextTarget
 from fedpriv.client.suspicion import check_for_marks, secret_generator
 from fedpriv.errors import SuspiciousDownload
 from fedpriv.parameters import ParameterSpace
 from tests.attacks.text_client import without
 
 ATTACK = TokenImprint()
+
+
+class Sentence(TextTarget):
+    """A sentence of eight words behind a message of the small net."""
+
+    facts = facts()  # type: ignore[assignment]
+    frequency = torch.ones(SMALL.words)  # type: ignore[assignment]
+
+
+def target(sent: Observation, weights: Mapping[str, Tensor] | None = None) -> TextTarget:
+    encoder: Any = None
+    return Sentence(
+        "", sentences([8], 0), torch.tensor([0]), 1, encoder, lambda threat: iter([sent]), torch.empty(0),
+        started=lambda what: weights,
+    )  # fmt: skip
 
 
 def answered(n: int, altered: bool = True) -> tuple[Observation, Tensor]:
@@ -36,8 +53,8 @@ def answered(n: int, altered: bool = True) -> tuple[Observation, Tensor]:
 
 def test_more_tokens_than_the_layer_is_wide() -> None:
     message, true = answered(8)
-    result = ATTACK.find(without(message, "embeddings"))
-    assert int((result & true).sum()) >= 44 and not bool((result & ~true).any())  # of 49 pairs, 64 tokens
+    found = ATTACK.find(without(message, "embeddings"))
+    assert int((found & true).sum()) >= 44 and not bool((found & ~true).any())  # of 49 pairs, 64 tokens
     with pytest.raises(Inapplicable):
         SpanAttack().run([answered(8, altered=False)[0]])
 
@@ -54,38 +71,30 @@ def test_a_change_of_rounded_weights() -> None:
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 0.02])
-def test_failing_on_messages_unlike_the_control_is_no_evidence(tolerance: float) -> None:
+def test_that_it_finds_no_token_is_no_evidence_where_the_message_is_unlike_its_control(tolerance: float) -> None:
     schedule = Schedule(lr=0.1, steps=3)
     seen = replace(answered(1)[0], kind="change", schedule=schedule, control_differences=("the client trained with dropout",))
-    target = SimpleNamespace(
-        ids=sentences([8], 0), labels=torch.tensor([0]), messages=1, facts=facts(), unreadable=None,
-        observe=lambda threat: iter([seen]),
-    )  # fmt: skip
-    output = attempt_text(Attacker(TokenImprint(tolerance=tolerance)), target, 0)
-    text = "the client trained with dropout; it reads the change as one step of SGD, and behind the message are 3"
-    assert [reason.text for reason in output.reasons] == ([] if tolerance else text.split("; "))
+    made = target(seen).run(Attacker(TokenImprint(tolerance=tolerance)))
+    said = "the client trained with dropout; it reads the change as one step of SGD, and behind the message are 3"
+    assert [one.text for one in made.reasons] == ([] if tolerance else said.split("; "))
 
 
-def test_failing_on_undefended_messages_is_no_evidence() -> None:
+def test_that_it_finds_no_token_is_no_evidence_where_it_finds_none_without_a_defence_either() -> None:
     seen, _ = answered(1)
 
     def failed(attack: TokenImprint, sent: Observation) -> list[str]:
-        target = SimpleNamespace(
-            ids=sentences([8], 0), labels=torch.tensor([0]), messages=1, facts=facts(), unreadable=None, beside=None,
-            observe=lambda threat: iter([sent]), started=lambda what: dict(seen.weights), frequency=torch.ones(SMALL.words),
-        )  # fmt: skip
-        output = attempt_text(Attacker(attack), target, 0)
-        assert output.scores is not None and not bool(output.scores.recall.eq(1).all())
-        return [reason.text for reason in output.reasons]
+        made = target(sent, seen.weights).run(Attacker(attack))
+        assert made.scores is not None and not bool(made.scores.recall.eq(1).all())
+        return [one.text for one in made.reasons]
 
-    (text,) = failed(TokenImprint(tolerance=0.0), seen)
-    assert text.startswith("from undefended messages of this net, token-imprint recovers 0 of ")
+    (said,) = failed(TokenImprint(tolerance=0.0), seen)
+    assert said.startswith("from undefended messages of this net, token-imprint recovers 0 of ")
     draw = torch.Generator().manual_seed(0)
-    noisy = {name: tensor + tensor.std() * torch.randn(tensor.shape, generator=draw) for name, tensor in seen.shared.items()}
+    noisy = {name: one + one.std() * torch.randn(one.shape, generator=draw) for name, one in seen.shared.items()}
     assert not failed(ATTACK, replace(seen, shared=noisy))  # without noise it finds the words on this net
 
 
-def test_alter_and_find_leave_the_net_in_training_mode() -> None:
+def test_that_the_client_trained_with_dropout_is_still_seen_after_it() -> None:
     seen, _ = answered(1)
     seen.net.train()
     ATTACK.alter(seen, sentences([8] * 200, 5))

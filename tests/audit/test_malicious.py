@@ -124,7 +124,7 @@ def test_the_command_reports_the_attack_and_the_refusal(run: Path, monkeypatch: 
     said = json.loads(result.stdout)
     assert said["threat"] == "malicious" and "its rows have a mean squared cosine" in said["refused"]
     (attacker,) = said["attackers"]
-    assert attacker["threat"]["public"] and attacker["copies"]["0.001"] <= attacker["copies"]["0.01"]
+    assert attacker["threat"]["public"] and attacker["public_successes"]["0.001"] <= attacker["public_successes"]["0.01"]
     assert attacker["threat"]["download"] == "altered" and attacker["success"]["0.01"]["share"] > 0.6
 
 

@@ -97,7 +97,7 @@ def test_a_sum_in_which_few_clients_trained_is_called_so(tmp_path: Path, monkeyp
         with pytest.raises(FedprivError, match="none of the 1 rounds had a sum"):
             play(tmp_path / "none", "fedavg", **options)  # nor does the server open one
         patch.setattr("fedpriv.server.secure_sum.takes_a_step", lambda *of: True)
-        patch.setattr("fedpriv.client.local_update.Local update.untrained", False)
+        patch.setattr("fedpriv.client.local_update.ModelLocalUpdate.untrained", False)
         play(tmp_path / "run", "fedavg", **options)
     found = record_of(tmp_path / "run")
     ((round, number),) = found.messages()

@@ -23,7 +23,7 @@ from fedpriv.audit import sentences
 from fedpriv.audit.images.reconstructions import on_message, on_single_images
 from fedpriv.audit.images.target import Target, of_messages
 from fedpriv.audit.images.target import message as of_message
-from fedpriv.audit.record.control_differences import made_up, trains_otherwise, unlike_controls
+from fedpriv.audit.record.control_differences import control_differences, made_up, trains_otherwise
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import shared_out, single_samples
 from fedpriv.config import load_config
@@ -50,7 +50,9 @@ class Declared(Undeclared):
 def reasons(
     *transforms: Any, net: nn.Module | None = None, steps: bool = True, once: bool = False, **overrides: Any
 ) -> tuple[str, ...]:
-    return unlike_controls(load_config(None, settings("fedavg", **overrides)), net or nn.Linear(1, 1), transforms, steps, once)
+    return control_differences(
+        load_config(None, settings("fedavg", **overrides)), net or nn.Linear(1, 1), transforms, steps, once
+    )
 
 
 def test_what_the_controls_do_not_have_is_named() -> None:
@@ -119,7 +121,7 @@ def test_a_net_that_draws_or_computes_otherwise_in_training_is_told(layer: nn.Mo
     told = (
         reasons(net=net.train())
         if not otherwise
-        else unlike_controls(load_config(None, settings("fedavg")), net.train(), (), steps=True, once=False, otherwise=True)
+        else control_differences(load_config(None, settings("fedavg")), net.train(), (), steps=True, once=False, otherwise=True)
     )
     assert any("draws at random" in one for one in told) == otherwise
 
@@ -266,7 +268,7 @@ def test_who_fails_on_undefended_messages_of_the_net_too_shows_nothing(passes: b
     )
 
 
-def test_who_recovers_no_more_than_flat_images_would_is_with_doubts_the_net_as_well() -> None:
+def test_who_recovers_no_more_than_flat_images_would_is_held_against_the_net_as_well() -> None:
     """An image of little contrast is near to a flat one; that an attack came so near to it says nothing of the attack."""
     true = 0.4 + 0.2 * torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     none, grey = torch.full((2,), -1), torch.full_like(true, 0.5)
@@ -274,8 +276,8 @@ def test_who_recovers_no_more_than_flat_images_would_is_with_doubts_the_net_as_w
     target = Target(true, torch.zeros(2, dtype=torch.long), lambda threat: [], title="two", on_same_net=lambda attacker: failed)
     for found, counts in ((grey, False), (true, True)):
         made = ImageAttempt(
-            Attacker(image_attacks()["dlg"](), ThreatModel()), reconstruction=FOUND,
-            controls=(Control("positive", True, "", None),), scores=score(found, true, none, none),
+            Attacker(image_attacks()["dlg"](), ThreatModel()), reconstruction=FOUND, controls=(Control("positive", True, "", None),),
+            scores=score(found, true, none, none),
         )  # fmt: skip
         assert made.recovered is not None and made.recovered.successes == 2
         assert target.with_doubts(made).is_evidence is counts

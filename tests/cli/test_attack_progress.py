@@ -101,7 +101,7 @@ def test_texts_are_attacked_with_one_thread(
         raise ZeroDivisionError("far enough")
 
     monkeypatch.setattr("fedpriv.attacks.text.controls.text_controls", lambda attack, seed: [])
-    monkeypatch.setattr("fedpriv.audit.text.attempts.TextTarget.tried", noted)
+    monkeypatch.setattr("fedpriv.audit.text.attempts.TextTarget.run", noted)
     fedpriv("attack", "tokens", "--n", 1)
     assert threads == [1] and torch.get_num_threads() == 2
 

@@ -58,7 +58,7 @@ def test_tokens_of_made_up_requests(fedpriv: Fedpriv) -> None:
     assert one["rouge_l"] is None and one["exact"] is None and one["refused"] == 0
     assert [control["name"] for control in said["controls"]] == ["positive", "negative"]
     first = one["recovered"][0]
-    named = first["found"][0].split(" · ")
+    named = first["recovered"][0].split(" · ")
     assert all(set(text.split()) <= set(named) for text in first["true"]) and named == sorted(named)
     assert "control (negative): tokens scored" in result.stderr and "true   " in result.stderr
 
@@ -69,7 +69,7 @@ def test_sentences_word_for_word(fedpriv: Fedpriv, attack: str) -> None:
     said = found(fedpriv("attack", attack, "--n", 1, "--json"))
     (one,) = said["attackers"]
     assert one["exact"]["successes"] == one["labels"]["successes"] == 1 and one["rouge_l"] == 1.0
-    assert one["recovered"][0]["found"] == one["recovered"][0]["true"]
+    assert one["recovered"][0]["recovered"] == one["recovered"][0]["true"]
 
 
 @pytest.mark.usefixtures("no_controls")

@@ -160,7 +160,7 @@ def test_a_deployment_that_was_moved_or_copied_plays_its_own_run(tmp_path: Path,
     assert not (first / "runs" / "run" / "config.yaml").exists()
 
 
-@pytest.mark.parametrize("name", ["note_beginning", "save_json", "conduct"])
+@pytest.mark.parametrize("name", ["note_beginning", "save_json", "run_server"])
 def test_a_run_killed_at_its_start_is_started_again(tmp_path: Path, name: str) -> None:
     """With a config alone, before it says what its clients declared, and before its first round."""
     chosen = config("fedavg", **{**SETTINGS, "train.rounds": 1})

@@ -26,7 +26,7 @@ from fedpriv.storage.payloads import PayloadStore
 from fedpriv.storage.run_folder import RunFolder
 from fedpriv.wire import Payload, Sealed, seal, unseal
 from fedpriv.wire.message import Refused
-from tests.deploy.apart import go_on, hashes, play_apart, sites
+from tests.deploy.apart import client_nodes, go_on, hashes, play_apart
 from tests.deploy.loopback import Loopback
 from tests.marks import slow_but
 from tests.simulation.small import SILENT, config, play, resume, simulation
@@ -200,7 +200,7 @@ class Losing(Loopback):
     """A loopback that spoils what clients answer in a step of a round's sum, or to its local update."""
 
     def __init__(self, folder: Path, spoil: Any, method: str = "mpfedcon", **options: Any) -> None:
-        super().__init__(sites(folder, config(method, **{**ON, **options})))
+        super().__init__(client_nodes(folder, config(method, **{**ON, **options})))
         self.spoil = spoil
 
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
@@ -481,7 +481,7 @@ def test_a_killed_round_is_summed_again_over_the_same_uploads_alone(tmp_path: Pa
 
 def test_an_upload_is_not_summed_over_other_clients_in_another_run(tmp_path: Path) -> None:
     """Runs of one config and seed begin with the same uploads, and the difference of two sums would be one."""
-    here = sites(tmp_path / "clients", config("fedavg", **ON))
+    here = client_nodes(tmp_path / "clients", config("fedavg", **ON))
     play_apart(tmp_path / "first", "fedavg", grid=Loopback(here), **ON)
     for name, more, summed in (("more", {"train.participation": 1.0}, False), ("same", {}, True), ("seed", {"seed": 1}, True)):
         warnings: list[str] = []
@@ -531,7 +531,7 @@ def test_an_upload_is_not_summed_with_other_weights_in_another_run(tmp_path: Pat
     """From two sums over the same clients with other weights, that of the client whose weight is odd could be computed. FedNova
     divides by the number of steps, and a statistic of its own goes with the same model."""
     uneven = {**EVERY, "data.limit": 201}
-    grid = Loopback(sites(tmp_path / "clients", config("fedavg", **uneven)))
+    grid = Loopback(client_nodes(tmp_path / "clients", config("fedavg", **uneven)))
     play_apart(tmp_path / "first", "fedavg", grid=grid, **uneven)
     warnings: list[str] = []
     play_apart(tmp_path / "second", method, warnings, grid, **uneven, **options)
@@ -657,6 +657,6 @@ class Leaving(Loopback):
 
 
 def test_a_step_that_was_not_sent_is_not_counted(tmp_path: Path) -> None:
-    grid = Leaving(sites(tmp_path / "run-clients", config("fedavg", **EVERY)))
+    grid = Leaving(client_nodes(tmp_path / "run-clients", config("fedavg", **EVERY)))
     record = RunFolder.open(play_apart(tmp_path / "run", "fedavg", grid=grid, **EVERY)).records()[1]
     assert record["summed"] == [0, 1, 2, 3] and record["metrics"]["bytes_down"] == grid.carried

@@ -21,7 +21,8 @@ from fedpriv.data.partitions.partition import Partition
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.interfaces import phase
 from fedpriv.methods import methods
-from fedpriv.models import compiled, registry
+from fedpriv.models import registry
+from fedpriv.models.batched import compiled
 from fedpriv.models.batched.layers import NotStackable
 from fedpriv.models.batched.stacked import StackedNet
 from fedpriv.models.registry import Shape, register_model

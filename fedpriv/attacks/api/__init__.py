@@ -1,1 +1,1 @@
-"""The attacks in Python: on the gradient of any net, without a run (``from attacks import invert``)."""
+"""The attacks in Python: on the gradient of any net, without a run (``from fedpriv.attacks import invert``)."""

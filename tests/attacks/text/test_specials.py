@@ -11,7 +11,7 @@ from fedpriv.attacks.attack import text_attack
 from fedpriv.attacks.core.observation import TextFacts
 from fedpriv.attacks.scoring.text_scores import score_text
 from fedpriv.attacks.text.victims import FIRST, LAST, facts, observe_text, sentences, small_bert
-from fedpriv.audit.text.victim import opening
+from fedpriv.audit.record.attacker_view import opening
 from fedpriv.models.text.pretrained import Encoder
 
 LAYOUTS = {"nowhere": ((), ()), "behind": ((), (LAST,)), "before": ((FIRST,), ()), "both behind": ((), (FIRST, LAST))}
