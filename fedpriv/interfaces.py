@@ -45,7 +45,7 @@ class Phase:
         epochs: passes over the client's data.
         steps: exact number of steps, which replaces ``epochs``.
         lr: learning rate; ``None``: ``train.lr``.
-        plain: plain SGD: without momentum, weight decay and gradient clipping, and whatever ``train.optimizer`` says.
+        plain: SGD without momentum, weight decay or gradient clipping, even if ``train.optimizer`` names another optimiser.
     """
 
     trains: frozenset[str]
@@ -85,9 +85,10 @@ class Context:
         norms: names of all tensors (scales, shifts, running statistics) of BatchNorm layers, and of InstanceNorm layers with
             running statistics.
         layers: the net's parameter names in forward order (:mod:`fedpriv.models.order`).
-        apart: names in ``layers`` that the logits do not depend on; they come first, and do not count as layers.
+        apart: parameters that the logits do not depend on; they stand first in ``layers``, and code that counts layers skips
+            them.
         masked: names of the net's tensors that a mask removes from every upload.
-        hides: whether a mask removes the statistic of a name.
+        hides: wire name of a statistic -> whether a mask removes it.
         mean_samples: mean number of training samples of the clients that hold any.
         registered: number of registered clients that hold training data, in this round or not.
     """
@@ -114,11 +115,11 @@ class Step:
     Attributes:
         labels: ``(B,)`` int64.
         outputs: the outputs of the model in training, with gradient.
-        parameters: its parameters by name, with gradient.
+        parameters: the model's parameters by name, with gradient.
         received: the round's download, by name; constant.
         trains: the roles that this phase trains.
         teacher: name of a frozen model (:meth:`LocalUpdate.freeze`) -> its outputs on the same augmented batch, without gradient.
-        views: the outputs for every augmented view of the batch, ``outputs`` first; as many as :attr:`Objective.views`.
+        views: the outputs for each of the :attr:`Objective.views` augmented views of the batch, ``outputs`` first.
         memo: :attr:`LocalUpdate.memo`.
     """
 
@@ -144,7 +145,8 @@ def stackable(loss: LossFunction) -> LossFunction:
 
     Such a loss reads only ``step.labels``, ``outputs``, ``views``, ``received`` and teachers, and works along their last
     dimensions: with labels ``(B,)`` and outputs ``(B, ...)`` it returns a scalar, with ``(K, B)`` and ``(K, B, ...)`` the K
-    clients' losses ``(K,)``. All other losses are computed by ``torch.func.vmap``, at the cost of a small net's layers.
+    clients' losses ``(K,)``. All other losses go through ``torch.func.vmap``, which costs about as much time as the
+    layers of a small net.
 
     An overriding function does not inherit the declaration. A method's loss that adds to its objective's is stackable only if
     both are. A loss that reads anything else, or whose K values differ from those of single clients, is an error at its first
@@ -218,7 +220,7 @@ class LocalUpdate(Protocol):
     first_time: bool
     """Whether the client trains for the first time."""
     unused: frozenset[str]
-    """Names of the net's tensors that the client's data do not affect: of a client without images, the image branch."""
+    """Names of the net's tensors that the client's data do not affect: for a client without images, the image branch."""
     start: Tensor
     """``(p,)``: the model before training, from the download and the client's private tensors."""
     row: Tensor
@@ -304,17 +306,20 @@ class Part:
     paper: ClassVar[str] = ""
     Params: ClassVar[type[Any]] = NoParams
     reads: ClassVar[frozenset[str]] = frozenset()
-    """Statistics that the other part must send, without tensor names (:meth:`statistics`, ``Aggregation.server_statistics``)."""
+    """Bare names of statistics that the other part must provide (``variate``, not ``statistic.variate/encoder.fc.weight``).
+
+    The other part returns them from :meth:`statistics` or ``Aggregation.server_statistics``.
+    """
     writes: ClassVar[frozenset[str]] = frozenset()
-    """Statistics that this part sends, without tensor names."""
+    """Bare names of the statistics that this part provides."""
     suggests: ClassVar[Mapping[str, Any]] = {}
     """Values for config keys that are null, such as ``model.predictor``; override :meth:`suggested` if they depend on options."""
     sends: ClassVar[str] = ""
-    """For listings: what it sends besides the model, with size and direction; empty: nothing."""
+    """For listings: what this part sends besides the model, with size and direction; empty: nothing."""
     keeps: ClassVar[str] = ""
-    """For listings: the private state that it adds to a client; empty: none."""
+    """For listings: the private state that this part adds to a client; empty: none."""
     no_dp: ClassVar[str] = ""
-    """Why it cannot be used with sample-level DP; empty: it can."""
+    """Why this part cannot be used with sample-level DP; empty: it can."""
 
     def __init__(self, params: Any, context: Context) -> None:
         self.params, self.context = params, context

@@ -113,7 +113,7 @@ class Aggregation(Part):
         return names
 
     def set_start(self, update: LocalUpdate) -> None:
-        """Write the client's starting weights into ``update.row`` and ``update.start``, where they are not the download's.
+        """Write the client's starting weights into ``update.row`` and ``update.start``, if these differ from the download's.
 
         Called on the client, before :meth:`begin` of both parts. Tensors that :meth:`download_names` leaves out have the
         client's private values, or else the initial ones.
@@ -126,8 +126,8 @@ class Aggregation(Part):
         """
         return [1.0] * len(uploads)
 
-    def weight(self, examples: int) -> float:
-        """A client's weight in a sum, equal to that of :meth:`weigh`. Called on the client."""
+    def weight_in_sum(self, examples: int) -> float:
+        """The weight of one client in a secure sum, equal to that of :meth:`weigh`. Called on the client."""
         return 1.0
 
     def addend(self, upload: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:
@@ -140,7 +140,7 @@ class Aggregation(Part):
     def mean_upload(
         self, sums: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float, count: int
     ) -> dict[str, Tensor]:
-        """One upload whose ``count`` copies, equally weighted, merge to the same model as the clients' uploads.
+        """A stand-in upload: merging ``count`` equally weighted copies gives the same model as merging the clients' uploads.
 
         Args:
             sums: the sums of the clients' :meth:`addend`.

@@ -73,7 +73,7 @@ class Mean(Aggregation):
         """The clients' weights ``(K,)``, not normalised."""
         return client_weights(uploads, self.params.weights)
 
-    def weight(self, examples: int) -> float:
+    def weight_in_sum(self, examples: int) -> float:
         return float(examples or 1) if self.params.weights == "samples" else 1.0
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:

@@ -97,7 +97,7 @@ def receive(agreement: Agreement, round: int, download: Sealed | None, initial: 
 
 
 def check_download(agreement: Agreement, round: int, download: Sealed) -> None:
-    """Check a download (round 0: the broadcast) as far as a client can, which does not know the server's state.
+    """Check a download (round 0: the broadcast) as far as is possible without the server's state.
 
     Raises:
         Refused: it is of another round or kind, has other tensors or shapes than the server sends, or a number that is not
@@ -130,11 +130,11 @@ class Client:
     """One client of a run.
 
     Args:
-        store: where it keeps its private state; ``None``: it keeps none.
+        store: where the client keeps its private state; ``None``: it keeps none.
         augment: augmentation of the training samples, drawn anew in each epoch.
         secret: known only to the client; its noise is drawn from it. ``None``: noise is drawn from the run's seed, as in a
             simulation.
-        terms: checksum of what it has agreed to, on which its noise depends too.
+        terms: checksum of what the client has agreed to; the noise depends on it too.
         begins: with a secret, called before a local update or a test with its round and a checksum of everything that it starts
             from; raises to refuse it.
     """
@@ -154,10 +154,10 @@ class Client:
         self.secret, self.terms, self.begins = secret, terms, begins
 
     def private(self, last: int | None, initial: Tensor) -> Private:
-        """Its private state.
+        """The client's private state.
 
         Args:
-            last: the round of its last merged local update; ``None``: before its first one.
+            last: the round of the client's last local update that was merged; ``None``: before the first one.
             initial: ``(p,)`` the model before the first round.
         """
         if last is None or self.store is None:
@@ -166,11 +166,12 @@ class Client:
         return {name: tensor.to(device) for name, tensor in self.store.load(self.number, last).items()}
 
     def train(self, model: ClientModel, received: Received, last: int | None, profile: Spans = UNTIMED) -> Answer:
-        """Its local update in a round.
+        """The client's local update in a round.
 
         Args:
             model: trained in place; the client has it for this call only.
-            last: the round of its last merged local update, whose private state it continues from; ``None``: this is the first.
+            last: the round of the client's last local update that was merged, whose private state this one continues from;
+                ``None``: this is the first.
 
         Raises:
             FedprivError: the private state is lost, or the local update would spend more than ``privacy.target_epsilon``.
@@ -210,7 +211,7 @@ class Client:
         return Answer(self.number, update.upload, report)
 
     def _protect(self, update: ModelLocalUpdate, received: Received, kept: Private, first: bool, charges: list[Charge]) -> None:
-        """Set what a secret or sample-level DP changes in a local update.
+        """Give the update its secret noise source, and under sample-level DP its booking and canaries.
 
         Args:
             charges: to which each phase of DP-SGD is added before it is run.
@@ -229,7 +230,7 @@ class Client:
         return Answer(self.number, None, report.seal())
 
     def _report(self, update: ModelLocalUpdate, keeps: bool, charges: Sequence[Charge]) -> Report:
-        """What it reports of a local update that trained."""
+        """The client's report of a local update that trained."""
         loss = update.mean_loss if can_say(update.mean_loss) else None
         numbers = {name: value for name, value in update.reported.items() if can_say(value)}
         if self.secret is not None and update.spend is not None:  # no noise covers these numbers, and the server is not trusted
@@ -237,7 +238,7 @@ class Client:
         return Report(update.round, self.number, update.num_examples, loss, keeps=keeps, spent=charges, numbers=numbers)
 
     def test(self, model: ClientModel, received: Received, last: int | None) -> Answer:
-        """Test the server's model, completed by its private parts, on its own test samples."""
+        """Test the server's model, completed by the client's private parts, on the client's own test samples."""
         kept, phases = self.private(last, received.initial), self.agreement.method.adaptation(received.round)
         if self.secret is not None:
             self.begins("test", received.round, self._checksum_of_start(received, received.start, kept, last is None))
@@ -251,7 +252,7 @@ class Client:
         If it diverged, the client is tested without it.
 
         Args:
-            phases: of the adaptation.
+            phases: the phases of the adaptation.
         """
         split = self.agreement.config.eval.split
         if not self.data.size(split):
@@ -281,7 +282,7 @@ class Client:
 
     @cached_property
     def _samples(self) -> str:
-        """Checksum of its training samples, computed once."""
+        """Checksum of the client's training samples, computed once."""
         inputs, labels = self.data.train()
         parts = {f"inputs/{name}": part for name, part in named(inputs).items()}
         return checksum({name: part.cpu() for name, part in {**parts, "labels": labels}.items()})
@@ -347,7 +348,7 @@ def _check_as_trained(payload: Payload, trained: Mapping[str, Tensor]) -> None:
         if name in trained and not torch.equal(tensor.to(trained[name].device), trained[name]):
             raise UsageError(
                 f"privacy.level sample: the method would send other values of {name} than its training has left, which no noise "
-                "covers; what changes an upload without the data is a transform (fedpriv defenses)"
+                "covers; to change an upload independently of the data, use a transform (fedpriv defenses)"
             )
 
 

@@ -163,8 +163,8 @@ class ModelLocalUpdate:
         self._phase, self._companion = phase, None
         before = self.steps
         labels = (self.round, self.client, self._purpose, self._phases)
-        # Under DP, augmentation and dropout must be unpredictable too. They are assigned by the place in a batch, so the
-        # augmentation of the later samples would show an observer whether an earlier one was drawn.
+        # Under DP, augmentation and dropout must be unpredictable too. Random numbers go to samples by position in the batch. If
+        # they were predictable, the augmentation of later samples would reveal whether an earlier sample was in it.
         source = SeededSource(self.config.seed) if self.spend is None else self.hidden
         augment = source.generator(*labels, "augment") if self._augment else None
         if self.model.parts(phase.trains):  # otherwise its roles have nothing to train, like a head that the net freezes
@@ -245,7 +245,7 @@ class ModelLocalUpdate:
         return samples if samples.image is None else samples._replace(image=self._augment(samples.image, augment))
 
     def _learner_on(self, model: ClientModel, phase: Phase) -> ModelLearner:
-        # Without warm-up in an adaptation: it may have fewer steps than the warm-up, as Per-FedAvg's, which has one.
+        # No warm-up in an adaptation: it may be shorter than the warm-up. Per-FedAvg adapts for one step by default.
         train = self.config.train
         if phase.plain:
             train = train.model_copy(update=PLAIN_SGD)
@@ -311,8 +311,8 @@ class ModelLocalUpdate:
         self._check_finite(spoiled=False)
 
     def _check_bounded(self, what: str) -> None:
-        """Under sample-level DP, refuse anything computed from the samples but clipped gradients, as epsilon covers only
-        these."""
+        """Under sample-level DP, refuse what is computed from the samples and is not a clipped gradient, as epsilon covers only
+        clipped gradients."""
         if self.spend is not None and not self.over:
             raise UsageError(
                 f"privacy.level sample: a local update asks for {what}, which no clipping bounds; its method, objective or "

@@ -39,7 +39,7 @@ class Masking:
         sums: a folder of the sums of all runs, a file for each model; ``None``: it keeps none.
 
     Attributes:
-        row: what it adds in this round ``(size,)``.
+        row: what the client adds to this round's sum ``(size,)``.
     """
 
     number: int
@@ -56,8 +56,8 @@ class Masking:
         """Hold the upload back, and send public keys in its place. The loss moves from the report into the sum.
 
         Args:
-            sent_to_all: what the server must have sent to all clients of the sum alike: if one client trained on another model,
-                the server might know the uploads of the others.
+            sent_to_all: bytes that must be equal for all clients of the sum; otherwise the server could send one client a
+                different model and learn the others' uploads.
 
         Raises:
             Refused: the upload is not valid, such as one over ``train.max_update_norm``, which the server cannot check.
@@ -86,7 +86,7 @@ class Masking:
             raise Refused(f"client {self.number} holds no upload of round {message.round}")
         member, self._member = self._member, None
         answer = self._step(member, self.row, message)
-        self._member = member  # not before: a client that refused to confirm lists must not reveal shares for them later
+        self._member = member  # only now: after refusing to confirm lists, a client must reveal no shares for them
         return answer
 
     def _step(self, member: Participant, row: Array, message: Sealed) -> Sealed:
@@ -122,7 +122,7 @@ class Masking:
         The others may add the same rows as before, and the difference of the two sums would show this client's.
 
         Raises:
-            Refused: the row is another one.
+            Refused: the row differs from the earlier one.
         """
         if self.rounds is not None and not remembered(self.rounds, str(self._round), _digest(row.tobytes())):
             raise Refused(f"round {self._round} was summed before, over another upload of client {self.number}")
@@ -131,14 +131,14 @@ class Masking:
         """Refuse a sum of the same model over other clients than before, or with other weights.
 
         The clients among whom the upload is masked are checked before it is sent: later would be too late, as a server may let
-        different clients reveal each sum. The active ones are checked before shares are revealed: a sum takes the shares of a
+        different clients reveal each sum. The active clients are checked before shares are revealed: a sum takes the shares of a
         majority, and two majorities have a client in common.
 
         Args:
             kind: whether the clients are those among whom the upload is masked, or the active ones of them.
 
         Raises:
-            Refused: it is another sum.
+            Refused: the clients or the weights differ from the earlier sum's.
         """
         if self.sums is None:
             return

@@ -18,11 +18,11 @@ from fedpriv.errors import SuspiciousDownload
 from fedpriv.seeding import generator
 
 ROWS = 256
-"""Rows (or columns) of a layer that are compared; of more, a random sample, drawn anew for every download."""
+"""Most rows (or columns) of a layer that are compared; a larger layer is sampled at random, anew for every download."""
 FEWEST = 16
 """Layers with fewer rows or columns are not checked, as few or short vectors are similar by chance."""
 MAX_RATIO = 1e6
-"""Larger ratios are reported as this."""
+"""Larger ratios are reported as this value."""
 TRANSFORMER = ".transformer."
 """Part of the names of a text encoder's layers."""
 PARALLEL = 0.95
@@ -66,7 +66,7 @@ def check_for_marks(agreement: Agreement, round: int, tensors: Mapping[str, Tens
         rng: draws the rows that are compared.
 
     Raises:
-        SuspiciousDownload: it has one; the message names the first.
+        SuspiciousDownload: the download has a mark; the message names the first.
     """
     if (mark := first_of_attack(agreement, tensors, rng)) is not None:
         raise SuspiciousDownload(
@@ -93,9 +93,8 @@ def marks(agreement: Agreement, tensors: Mapping[str, Tensor], rng: torch.Genera
         elif name.startswith("head") and name.removesuffix(".bias") in agreement.linear:
             yield from _of_bias(name, tensor)
         elif layer in agreement.linear:
-            learned = agreement.initial[
-                space[name].start : space[name].stop
-            ].any()  # layers that begin at zero, as LoRA's, are not checked
+            # Layers that begin at zero, as LoRA's, are not checked.
+            learned = agreement.initial[space[name].start : space[name].stop].any()
             if TRANSFORMER in name and learned:
                 yield from _of_transformer(name, tensor, rng)
             elif by_linear and layer.startswith("encoder.") and learned:
@@ -112,7 +111,7 @@ def _of_linear(name: str, weight: Tensor, rng: torch.Generator) -> Iterator[Mark
         norms = vectors.norm(dim=1)
         unit = (vectors / norms.clamp(min=1e-30)[:, None])[norms > 1e-6 * norms.max()]
         if len(unit) < FEWEST:
-            yield Mark(name, f"all but {{}} of its {what} vanish", 1 - len(unit) / len(vectors), 0.9)
+            yield Mark(name, f"a share of {{}} of its {what} vanish", 1 - len(unit) / len(vectors), 0.9)
             continue
         cosines = unit @ unit.T
         squares = (float(cosines.square().sum()) / len(unit) - 1) / (len(unit) - 1)
@@ -156,7 +155,7 @@ def _of_head(name: str, weight: Tensor) -> Iterator[Mark]:
     norms = (weight - median).norm(dim=1)
     if len(norms) > 3 and weight.shape[1] >= FEWEST // 2:
         ratio = float(norms.max() / norms.median().clamp(min=float(norms.max()) / MAX_RATIO))
-        yield Mark(name, "what one class adds to the classes' median weights is {} times that of the median class", ratio, 20)
+        yield Mark(name, "one class's weights are {} times as far from the median weights as a typical class's", ratio, 20)
 
 
 def _of_bias(name: str, bias: Tensor) -> Iterator[Mark]:

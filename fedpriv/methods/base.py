@@ -56,12 +56,13 @@ class Method:
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Defaults that the method changes among the options of its two parts."""
     suggests: ClassVar[Mapping[str, Any]] = {}
-    """As :attr:`fedpriv.interfaces.Part.suggests`; takes precedence over those of the two parts."""
+    """As :attr:`fedpriv.interfaces.Part.suggests`; these values take precedence over those of the two parts."""
     shared: ClassVar[frozenset[str]] = frozenset(ROLES)
     """The roles that are sent; the others are private to the client."""
     sends: ClassVar[str] = ""
     keeps: ClassVar[str] = ""
-    """As :attr:`fedpriv.interfaces.Part.sends` and ``keeps``, for the method itself; private roles are listed without it."""
+    """As :attr:`fedpriv.interfaces.Part.sends` and ``keeps``, for the method itself. Do not name private roles here: the listing
+    adds them itself."""
     no_dp: ClassVar[str] = ""
     """As :attr:`fedpriv.interfaces.Part.no_dp`, for the method itself."""
     buffers: ClassVar[Literal["average", "local"]] = "average"
@@ -184,7 +185,10 @@ class Method:
     def mean_upload(
         self, sums: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float, count: int
     ) -> dict[str, Tensor]:
-        """One upload whose ``count`` copies merge to the same model as the clients' uploads; by default the aggregation's."""
+        """A stand-in upload: merging ``count`` copies of it gives the same model as merging the clients' uploads.
+
+        By default that of the aggregation.
+        """
         return self.aggregation.mean_upload(sums, received, weight, count)
 
     def mean_forms(self, forms: Mapping[str, Form], count: int) -> Mapping[str, Form]:
@@ -216,7 +220,10 @@ class Method:
             part.begin(update)
 
     def local_update(self, update: LocalUpdate) -> None:
-        """Train a client for one round. Under sample-level DP this must follow :meth:`phases`, from which epsilon is computed."""
+        """Train a client for one round.
+
+        Under sample-level DP this must train exactly the phases that :meth:`phases` returns, as epsilon is computed from them.
+        """
         self.begin(update)
         for planned in self.phases(update.round):
             update.train(planned, self.local_loss, self.objective)

@@ -13,7 +13,7 @@ from fedpriv.methods.base import Method
 
 @register("simprox")
 class SimProx(Method):
-    """An upload is weighted by its similarity to the other uploads, and the more, the smaller its change is."""
+    """An upload's weight grows with its similarity to the others and shrinks with the size of its change."""
 
     paper = "El-Niss et al., IEEE OJ-COMS 5, 2024"
     aggregation_class = SimProxAggregation

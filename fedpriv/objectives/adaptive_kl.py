@@ -34,7 +34,7 @@ from fedpriv.objectives.cross_entropy import cross_entropy
 _BETA, _BETAS, _GLOBAL = "adaptive_kl.beta", "adaptive_kl.betas", "adaptive_kl.global"
 _CORRECT, _SAMPLES = "adaptive_kl.hits", "adaptive_kl.seen"
 LAST_ACCURACY = "adaptive-kl.accuracy"
-"""Private state with ``beta_mode: stale``: the last model's accuracy on its training data."""
+"""Private state with ``beta_mode: stale``: the accuracy of the client's last model on the client's training data."""
 
 
 def kl_of_softmax(weights: Tensor, reference: Tensor) -> Tensor:
@@ -74,8 +74,8 @@ class AdaptiveKLParams:
 
     beta_mode: Literal["epoch", "epoch_running", "stale", "half"] = Field(
         "epoch",
-        description="the local accuracy: before each local epoch (FedDUAL does not say when), on the batches of the last epoch, "
-        "of the client's last model, or none (beta = 0.5, the released code)",
+        description="the local accuracy. epoch: before each local epoch (FedDUAL does not say when); epoch_running: on the "
+        "batches of the last epoch; stale: of the client's last model; half: none (beta = 0.5, the released code)",
     )
     beta_sign: Literal[1, -1] = Field(
         1, description="1: beta grows with local - global accuracy (eq. 6); -1: it falls, as the paper's text says"
@@ -169,7 +169,7 @@ class AdaptiveKL(Objective):
         return {LAST_ACCURACY: torch.tensor(update.accuracy(), dtype=torch.float64)}
 
     def initial_private(self, initial: Tensor) -> dict[str, Tensor]:
-        # Never read: it is here because the names of a client's private state do not change.
+        # Placeholder, never read: private state must have the same names in every round.
         return {LAST_ACCURACY: torch.zeros((), dtype=torch.float64)} if self.params.beta_mode == "stale" else {}
 
     def _softmaxes(self, trains: frozenset[str]) -> list[Tensor | slice]:

@@ -27,7 +27,7 @@ class Objective(Part):
     trained_roles: ClassVar[frozenset[str]] = frozenset(ROLES)
     """Roles that the loss depends on; other roles are neither trained nor sent."""
     labels: ClassVar[bool] = True
-    """Whether it uses labels; if not, a run has no accuracy until its encoder is probed."""
+    """Whether the loss uses labels; if not, a run has no accuracy until the run's encoder is probed."""
     views: ClassVar[int] = 1
     """Number of augmented views of each batch."""
     batches_per_step: int = 1
@@ -35,14 +35,18 @@ class Objective(Part):
     smallest_batch: int = 1
     """Smaller batches are skipped."""
     corrects: ClassVar[bool] = False
-    """Whether it defines :meth:`correction`."""
+    """Whether this objective defines :meth:`correction`."""
     uses_companion: ClassVar[bool] = False
-    """Whether its step trains a second model (:attr:`LocalUpdate.companion`)."""
+    """Whether :meth:`step` trains a second model (:attr:`LocalUpdate.companion`)."""
     decomposes: ClassVar[bool] = True
     """Whether the loss is a mean over samples, so that a batch may be processed in chunks (``train.accumulate``)."""
 
     def __init__(self, params: Any, context: Context) -> None:
-        """Raises :class:`UsageError` if an option under ``train`` does not fit this objective, or not with sample-level DP."""
+        """Check the options under ``train``.
+
+        Raises:
+            UsageError: an option does not fit this objective, or cannot be used with sample-level DP.
+        """
         super().__init__(params, context)
         train, private = context.config.train, context.config.privacy.level == "sample"
         if train.accumulate > 1 and (reason := self._needs_whole_batches(private)):
@@ -95,9 +99,10 @@ class Objective(Part):
         earlier: Sequence[Exchange],
         examples: int | None,
     ) -> dict[str, Tensor]:
-        """What :meth:`correct` adds to each gradient of a local update, by parameter, without terms that are zero at the start.
+        """What :meth:`correct` adds to each gradient of a local update, by parameter.
 
-        It is a function of what the server knows, so audits subtract it.
+        Terms that vanish at the starting weights, such as a proximal one, are left out. The correction is a function of what the
+        server knows, so audits subtract it.
 
         Args:
             earlier: the client's earlier rounds, in order.
@@ -109,7 +114,7 @@ class Objective(Part):
         """Take one optimisation step on a batch, and return the loss, detached.
 
         Args:
-            loss: the loss to minimise: :meth:`loss`, or what the method makes of it.
+            loss: the loss to minimise: :meth:`loss`, or the method's own loss.
         """
         learner = update.learner
         if type(self).correct is Objective.correct:

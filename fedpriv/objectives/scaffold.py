@@ -180,7 +180,7 @@ class Scaffold(CrossEntropy):
         return new
 
     def _descend(self, update: LocalUpdate, learner: Learner, trains: frozenset[str]) -> None:
-        """Take a step of the optimiser, but of plain SGD for the corrected tensors."""
+        """Step the corrected tensors by plain SGD, and all others by the optimiser."""
         train, space = self.context.config.train, self.context.space
         trained = [name for name in self._corrected(update) if space[name].role in trains]
         parts = [

@@ -51,7 +51,8 @@ class SiameseParams:
     )
     order: Literal["alternating", "simultaneous"] = Field(
         "alternating",
-        description="L is pulled to the anchor after the anchor's step (eqs. 8-9), or as before it, which saves a forward pass",
+        description="L is pulled to the anchor after the anchor's step (eqs. 8-9), or to the anchor's projection from before its "
+        "step, which saves a forward pass",
     )
     anchor: Literal["trained", "frozen"] = Field(
         "trained", description="the anchor is trained (eq. 8), or stays the received model (ablation)"

@@ -93,5 +93,5 @@ class Layout:
 
     def _weight(self, examples: int) -> float:
         """The client's weight, at most 1, so that no addend is larger than the upload."""
-        weight = self.agreement.method.aggregation.weight
+        weight = self.agreement.method.aggregation.weight_in_sum
         return weight(examples) / weight(self.agreement.declared.most_samples)

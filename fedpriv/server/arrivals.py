@@ -25,12 +25,12 @@ class Arrivals:
 
     Attributes:
         asked: the clients that the server asked, in the order in which their uploads are merged.
-        sent: what they were sent, by name.
+        sent: what the asked clients were sent, by name.
         samples: client -> the number of training samples that it declared. It weights the upload, and under sample-level DP it
             determines the number of steps.
-        reports: of the clients whose answers were accepted, also of those that diverged.
-        uploads: of the same clients, decoded.
-        keys: with secure aggregation, their public keys, which they send in place of the uploads.
+        reports: the reports of the clients whose answers were accepted, also of clients that diverged.
+        uploads: the uploads of the same clients, decoded.
+        keys: with secure aggregation, the public keys that clients send in place of uploads.
         refused: client -> why its answer, or a second one, was left out.
     """
 
@@ -48,7 +48,7 @@ class Arrivals:
         """Check an answer, and store its report and its upload.
 
         Raises:
-            Refused: it is not what its client was asked for; only the reason is stored.
+            Refused: the answer is not what its client was asked for; only the reason is stored.
         """
         try:
             report = self._report(answer)
@@ -67,8 +67,8 @@ class Arrivals:
     def charges(self, client: int) -> Sequence[Charge]:
         """The steps of DP-SGD that the ledger books for a client that was asked.
 
-        They are those that it reports. Without an accepted answer they are those of the whole local update, as its upload may
-        have been seen.
+        They are the steps that the client reports. If no answer was accepted, they are all steps of a full local update, because
+        somebody may have seen its upload.
         """
         if client in self.reports:
             return self.reports[client].spent
@@ -77,7 +77,7 @@ class Arrivals:
         return self._due(self.samples[client])
 
     def _due(self, samples: int) -> list[Charge]:
-        """The steps of a local update on so many samples."""
+        """The steps of DP-SGD of a full local update on this number of samples."""
         size = self.agreement.config.train.batch_size
         return [charge(phase, samples, size) for phase in self.agreement.method.phases(self.round)]
 
@@ -105,7 +105,8 @@ class Arrivals:
                 raise Refused("it reports steps of DP-SGD in a run without")
             return
         due = self._due(number)
-        if spent != (due[: len(spent)] if report.diverged else due):  # one that diverges ends there
+        # A client that diverged stopped partway, so it reports only its first phases.
+        if spent != (due[: len(spent)] if report.diverged else due):
             raise Refused(f"it reports other steps of DP-SGD than a local update on {number} samples does")
 
     def _check_upload(self, answer: Answer, report: Report) -> None:

@@ -112,5 +112,5 @@ class SampleCanaries(PlantedCanaries):
 
 
 def mean_gain(steps: int, momentum: float) -> float:
-    """How far a step's gradient moves the model by the end of a local update, over the learning rate; the mean over the steps."""
+    """Mean over the steps of (how far a gradient has moved the model by the end of the update) / lr; 1 without momentum."""
     return fmean((1 - momentum ** (steps - step)) / (1 - momentum) for step in range(steps))

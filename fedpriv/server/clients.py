@@ -25,8 +25,8 @@ class Instruction:
 
     Attributes:
         message: what each of them is sent; ``None``: the method does not communicate.
-        last: client -> round of its last merged local update, of those that keep a private state. A client goes on from the state
-            of that round, so the same instruction gives the same bytes.
+        last: for clients that keep a private state: client -> round of its last local update that was merged. A client goes on
+            from the state of that round, so the same instruction gives the same bytes.
     """
 
     round: int
@@ -93,5 +93,5 @@ class Scorer(Protocol):
 
         Args:
             last: as in :class:`Instruction`.
-            uploads: those that were merged into this state.
+            uploads: the uploads that were merged into this state.
         """

@@ -72,7 +72,7 @@ def not_finite(server: ServerState) -> str | None:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    # The sum is quicker. It is not finite if an entry is not, but may overflow also if all of them are.
+    # A non-finite entry makes the sum non-finite; finite entries may overflow too, so then check each.
     return math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())
 
 
@@ -90,7 +90,8 @@ def merge_sum(method: Method, server: ServerState, mean: Mapping[str, Tensor], c
     """The server's state after merging the mean upload of a secure sum.
 
     Args:
-        mean: the upload of which ``count`` copies merge as the single uploads would (:meth:`Method.mean_upload`), by name.
+        mean: a stand-in upload, by name: merging ``count`` copies of it gives the same model as merging the clients' uploads
+            (:meth:`Method.mean_upload`).
     """
     whole = method.context.space
     sent = [name for name in mean if name in whole]
@@ -119,7 +120,7 @@ def _merged(method: Method, server: ServerState, matrix: Uploads) -> ServerState
         raise FedprivError(f"{where} returns a {type(merged).__name__}; it should be a Merged")
     if (shape := tuple(merged.row.shape)) != (expected := tuple(matrix.previous.shape)):
         raise FedprivError(f"{where} returns a model of shape {shape}; it should have that of uploads.previous, {expected}")
-    report = {name: value for name, value in merged.report.items() if math.isfinite(value)}  # squares of large numbers are not
+    report = {name: value for name, value in merged.report.items() if math.isfinite(value)}  # metrics may overflow; drop those
     state = ServerState(matrix.expand(merged.row, server.row), dict(merged.memory), report)
     state.memory = dict(method.remember(server, state, matrix.statistics))
     return state

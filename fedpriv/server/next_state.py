@@ -26,10 +26,10 @@ class LocalUpdates:
     """A round's local updates, in the order in which they are merged.
 
     Attributes:
-        sent: what their clients were sent, by name.
-        reports: of each local update.
-        uploads: of each local update; empty with secure aggregation.
-        summed: with secure aggregation, their sum; ``None``: too few clients were left for a sum.
+        sent: what the clients were sent, by name.
+        reports: the report of each local update.
+        uploads: the upload of each local update; empty with secure aggregation.
+        summed: with secure aggregation, the sum of the uploads; ``None``: too few clients were left for a sum.
     """
 
     sent: Mapping[str, Tensor]
@@ -49,8 +49,8 @@ class Outcome:
 
     Attributes:
         state: the server's next state.
-        uploads: those that were merged into it one by one.
-        left_out: why the state stays as it was, under the name of the record's metric; ``None``: the local updates were merged.
+        uploads: the uploads that were merged one by one.
+        left_out: if the state was kept: the name of the record metric that says why; ``None``: the local updates were merged.
     """
 
     state: ServerState
@@ -65,7 +65,7 @@ class Merger:
         warn: called with a line if a round's local updates are not merged.
 
     Attributes:
-        canaries: those of the run, if there are any.
+        canaries: the run's canaries, if there are any.
     """
 
     def __init__(self, agreement: Agreement, warn: Callable[[str], None]) -> None:
@@ -79,16 +79,16 @@ class Merger:
             self.canaries.observe(round, updates.uploads, updates.sent, updates.reports)
         needed = self.config.train.min_uploads
         if updates.merged < needed and self._noisy_mean is None and self.method.shared_names:
-            if needed > 1 and not self.config.wire.secure_aggregation:  # with it, a warning has said why there is no sum
+            if needed > 1 and not self.config.wire.secure_aggregation:  # a failed sum has its own warning
                 why = f"with {updates.merged} of {needed} uploads (train.min_uploads)"
                 self.warn(f"round {round}: the model stays as it is, {why}")
             return Outcome(before, left_out="too_few_uploads")
         state = self._merged(round, before, updates)
         if state is not before and (spoiled := not_finite(state)) is not None:
             self.warn(
-                f"round {round}: the model stays as it is: the uploads are finite, and {spoiled} would not be; they are too "
-                "large, which train.max_update_norm refuses, or the merge of aggregation "
-                f"{self.method.aggregation.name} is at fault"
+                f"round {round}: the model stays as it is: merging would make {spoiled} infinite or NaN, though all uploads are "
+                "finite. Either uploads are too large (set train.max_update_norm to refuse them), or the merge of aggregation "
+                f"{self.method.aggregation.name} has a fault"
             )
             return Outcome(before, left_out="not_finite")
         if state is not before:

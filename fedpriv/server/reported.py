@@ -15,8 +15,8 @@ _RESERVED = frozenset(
         *("summed", "sum_error", "untested", "padding", "seconds", "epsilon", "train_loss", "test_loss", "bytes_up"),
         *("bytes_down", "bytes_up_tests", "bytes_down_tests", "total_bytes_up", "total_bytes_down", "accuracy"),
         *("accuracy_weighted", "accuracy_worst_tenth", "accuracy_best", "accuracy_std", "accuracy_fresh_head"),
-        *("accuracy_before_merge"),
-        # Names that MLflow has for some of them, besides those that differ in a slash.
+        "accuracy_before_merge",
+        # Their names in MLflow, where these differ by more than a slash.
         *("accuracy_mean", "bytes_total_up", "bytes_total_down", "loss_train", "loss_test", "privacy_epsilon", "privacy_clipped"),
     }
 )
@@ -30,8 +30,8 @@ def check_names(names: Iterable[str]) -> None:
     """Check that numbers of these names may stand in a record beside the server's own.
 
     Raises:
-        Refused: one is the server's own, if only in another spelling; or is not a path of plain parts, as trackers want them; or
-            there are more than :data:`MOST`.
+        Refused: a name is one of the server's (case ignored, and any punctuation read as ``_``), or has
+            an empty or dotted part between slashes, which trackers refuse; or there are more than :data:`MOST` names.
     """
     names = list(names)
     if len(names) > MOST:

@@ -17,8 +17,9 @@ class RoundRecord:
     """The record of a round as it is put together; ``fedpriv/storage/records.py`` describes its keys.
 
     Attributes:
-        metrics: numbers by name.
-        accuracies: of each client, in [0, 1] (``None``: no test data); ``None``: clients were not tested.
+        metrics: numbers by name. The server's own names also stand in ``_RESERVED`` of ``fedpriv/server/reported.py``, so that
+            clients cannot report them.
+        accuracies: the accuracy of each client, in [0, 1] (``None``: no test data); ``None``: clients were not tested.
         clients: lists of clients by what became of them.
     """
 
@@ -28,7 +29,7 @@ class RoundRecord:
     clients: dict[str, Any] = field(default_factory=dict)
 
     def add_training(self, arrivals: Arrivals, updates: LocalUpdates, outcome: Outcome, missing: Mapping[int, str]) -> None:
-        """Add the numbers of answers, what they report on average, and those of the merge.
+        """Add the counts of answers, the means of what clients report, and the metrics of the merge.
 
         Args:
             missing: clients that gave no answer, with reasons.
@@ -82,7 +83,8 @@ class RoundRecord:
         """Add the lists of clients whose local updates were left out, and of those in secure sums.
 
         Args:
-            opened_sum: the clients of a secure sum over the present model that was opened; ``None``: there is none.
+            opened_sum: the clients of a secure sum that the server could read and that started from the present model; ``None``:
+                there is none.
         """
         reports, clients = arrivals.reports.items(), self.clients
         if arrivals.refused:
@@ -96,7 +98,7 @@ class RoundRecord:
         if opened_sum is not None:
             clients["opened"] = list(opened_sum)
         merged = {report.client for report in updates.reports} if outcome.left_out is None else set()
-        # Where nothing else was lost, the refused answer may have been a client's second one.
+        # Write the list even if empty: the refused answer may be a second one from a client whose first was merged.
         if (without_effect := sorted(set(arrivals.asked) - merged)) or arrivals.refused:
             clients["without_effect"] = without_effect
 

@@ -39,17 +39,17 @@ class Server:
     """The server of one run. All that it knows of its clients are the messages that they send.
 
     Args:
-        clients: how it reaches its clients.
+        clients: how the server reaches its clients.
         scorer: evaluates the server's state.
         warn: called with warnings of one line.
-        holders: at sample level, the sets of clients that hold a sample in common; ``None``: unknown.
+        holders: at sample level, one set for each shared sample: the clients that hold it; ``None``: unknown.
         profile: times the categories of work.
         randomness: what the clients draw noise from.
-        samples: client -> the number of training samples that it declared; needed at sample level, where its steps depend on it.
+        samples: client -> the number of training samples that it declared; needed at sample level, where it sets the steps.
 
     Attributes:
         state: the global model and what the method remembers beside it.
-        canaries: those of the run, if there are any.
+        canaries: the run's canaries, if there are any.
         taps: called with (direction, message) for every message that crosses, in either direction.
         on_answer: called as clients answer, with the number of participants that have answered, and of all participants.
     """
@@ -95,7 +95,7 @@ class Server:
         torch.set_num_threads(self.config.threads)
         for key, option in method.replaced_keys.items():
             if (value := lookup(self.config, key)) != lookup(RunConfig(), key):
-                self.warn(f"{key} = {value} does nothing under method {method.name}, which steps by {option}")
+                self.warn(f"{key} = {value} has no effect with method {method.name}, which uses {option} instead")
         began = Clocks.now()
         with self.folder.writing("metrics.jsonl"):
             self.folder.mend_records(-1)

@@ -25,10 +25,10 @@ class SecureSumResult:
     """What the server learns of a round's uploads.
 
     Attributes:
-        clients: whose uploads are in the sum, ascending.
-        loss: their mean training loss; ``None``: none of them took a step.
-        mean: the mean upload, copies of which merge as the single uploads would. It is written as a message into the run folder,
-            but never crosses the wire.
+        clients: the clients whose uploads are in the sum, ascending.
+        loss: the clients' mean training loss; ``None``: no client took a step.
+        mean: a stand-in upload: merging one copy of it for each client gives the same model as merging the clients' uploads. It
+            is written as a message into the run folder, but never crosses the wire.
     """
 
     clients: tuple[int, ...]
@@ -109,7 +109,7 @@ class SecureSum:
             return self._rows(answer, "shares", client, encrypted.keys())
 
         shares = self._ask(confirmation_tables, shares_of)
-        if len(answered) >= majority(len(keys)):  # a table that is refused holds shares too
+        if len(answered) >= majority(len(keys)):  # count refused answers too: the server has seen their shares
             self.on_opened(active)
         sums = layout.sums(unmasked(uploads, encrypted, keys, shares, self.label))
         mean = self._mean(sums, len(active), sum(examples[client] for client in active))
@@ -138,7 +138,7 @@ class SecureSum:
             )
 
     def _distinct(self, keys: Mapping[int, PublicKeys]) -> dict[int, PublicKeys]:
-        """The keys without those of clients that repeat another's key: every client would refuse the sum with them."""
+        """Drop clients whose key equals another's; with them in, every client would refuse."""
         owners: dict[bytes, int] = {}
         distinct = {}
         for client, sent in sorted(keys.items()):

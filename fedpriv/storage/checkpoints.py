@@ -31,11 +31,11 @@ class Progress:
     """Where a run stands after ``round`` rounds (0: after the broadcast of the initial model).
 
     Attributes:
-        clients: client -> round of its last local update that counted, of those that keep a private state.
+        clients: for clients that keep a private state: client -> round of its last local update that was merged.
         record: the line of ``metrics.jsonl`` that belongs to this round.
-        total_bytes_up, total_bytes_down: since the start, in bytes.
+        total_bytes_up, total_bytes_down: bytes sent since the start.
         seconds: time spent in rounds since the start.
-        cpu_seconds: likewise of this process, in which clients are simulated unless the executor has workers.
+        cpu_seconds: CPU seconds of this process in rounds; includes the clients' work unless the executor has workers.
         privacy: the ledger's accounts (:mod:`fedpriv.privacy.ledger`).
     """
 
@@ -50,7 +50,7 @@ class Progress:
 
 
 class PrivateStates(Protocol):
-    """What clients keep between rounds. The server names it by client and round, and never sees it."""
+    """What clients keep between rounds. The server names each state by client and round, and never sees it."""
 
     def damaged(self, states: Mapping[int, int]) -> str | None:
         """The first private state (client -> round) that cannot be read, in a line; ``None``: all can, or it is unknown."""
@@ -67,7 +67,7 @@ class Checkpoints:
 
     Args:
         folder: made if missing.
-        fingerprint: of the run's config; a checkpoint of another config is refused.
+        fingerprint: fingerprint of the run's config; a checkpoint of another config is refused.
         states: the private states that checkpoints name.
     """
 
@@ -82,7 +82,7 @@ class Checkpoints:
         body = {"config": self.fingerprint, "progress": asdict(replace(progress, clients={}))}
         save_json(self._commit_file(progress.round), body)
         self._committed.append(_copy(progress))
-        while len(self._committed) > KEPT:  # there are several if the run was killed right here
+        while len(self._committed) > KEPT:  # several to drop if the run was killed right here
             old, after = self._committed.pop(0), self._committed[0].clients
             self._commit_file(old.round).unlink(missing_ok=True)
             self._server_file(old.round).unlink(missing_ok=True)
@@ -92,7 +92,7 @@ class Checkpoints:
         """The newest checkpoint that is whole, its server state, and what is wrong with newer ones (a line each).
 
         Raises:
-            FedprivError: there is none.
+            FedprivError: no checkpoint is whole.
         """
         complaints: list[str] = []
         newest: tuple[Progress, dict[str, Tensor]] | None = None
@@ -106,7 +106,7 @@ class Checkpoints:
             self._committed.insert(0, _copy(progress))
         if newest is None:
             raise FedprivError(f"no checkpoint in {self.folder} can be used" + "".join(f"; {c}" for c in complaints))
-        self._committed = self._committed[-KEPT:]  # there are more if the run was killed before it removed the oldest
+        self._committed = self._committed[-KEPT:]  # more than KEPT if the run was killed before it removed the oldest
         self._sweep()
         return *newest, complaints
 
@@ -115,7 +115,7 @@ class Checkpoints:
         try:
             config, progress = stored["config"], stored["progress"]
             parse(Progress, progress, str(path))
-            Progress(**progress)  # which, unlike the line above, takes no other names
+            Progress(**progress)  # also refuses unknown names, which `parse` lets pass
         except (KeyError, TypeError, UsageError) as error:
             raise Damaged(f"{path} is damaged: not a checkpoint ({first_line(error)})") from None
         if config != self.fingerprint:

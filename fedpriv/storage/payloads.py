@@ -118,7 +118,7 @@ class PayloadStore:
         """The rounds (1-based, ascending) with at least one upload.
 
         Raises:
-            Damaged: here and below, a file is missing, or is not what was written.
+            Damaged: a file is missing, or is not what was written. The methods below raise it too.
         """
         return [round for round in sorted(self.sums) if self.clients(round)]
 
@@ -185,7 +185,7 @@ class PayloadStore:
         except ValueError as error:
             raise Damaged(f"{path} is damaged: {error}") from None
         if expected != path:
-            raise Damaged(f"{path} is damaged: by its facts it is {expected.relative_to(self.path)}")
+            raise Damaged(f"{path} is damaged: its content says it is {expected.relative_to(self.path)}")
         return sealed
 
     def _bytes(self, round: int, name: str) -> bytes | None:

@@ -62,7 +62,7 @@ def first_facts(config: RunConfig, folder: RunFolder, hashes: Mapping[str, str],
 def continued(facts: Mapping[str, Any], config: RunConfig, round: int) -> dict[str, Any]:
     """What to add to the facts of a run that is resumed after ``round`` rounds; empty if it is computed as before.
 
-    Each entry of ``continued`` has the round, and those of commit, versions, processor and plug-ins that have changed.
+    Each entry of ``continued`` has the round, and whichever of commit, versions, processor and plug-ins changed.
     """
     now = _computed_with(config)
     known = {name: facts.get(name) for name in now}
@@ -85,7 +85,7 @@ def code_of(facts: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def other_code(facts: Mapping[str, Any], config: RunConfig) -> list[str]:
-    """As :func:`changed_code`, compared with every part of a run."""
+    """The plug-ins, and the modules of the user's net, that differ now from those of any part of a run."""
     return list(dict.fromkeys(name for code in code_of(facts) for name in changed_code({"plugins": code}, config)))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from fedpriv.files import Damaged, load_json, with_checksum, without_checksum, write_atomically
 
 Record = dict[str, Any]
-"""The record of a round: ``round``, ``time_ms``, ``metrics``, and ``per_client`` if it was evaluated. If there are any:
+"""The record of a round: ``round``, ``time_ms``, ``metrics``, and ``per_client`` if it was evaluated. Further keys, if not empty:
 
 * ``refused``, ``missing``, ``untested``: the clients whose answers were refused, that gave no answer, and that could not be
   tested, with reasons;
@@ -44,7 +44,7 @@ class Records:
         Text after the last newline is ignored: it is still being written, or was cut by a kill.
 
         Raises:
-            Damaged: a record is lost; names the line, or the round.
+            Damaged: a record is lost; the message names the line, or the round.
         """
         committed = self.committed()  # read first, as a running process appends lines
         records, damaged, lines = dict[int, Record](), list[int](), lines_of(self.file)
@@ -57,9 +57,9 @@ class Records:
                 records[record["round"]] = record
         records |= committed
         rounds = range(1 + (max(records, default=-1) if last is None else last))
-        # Only the first one, as a line may name any number as its round.
+        # Look for the first gap only: a bad line may name a huge round.
         missing = next((round for round in rounds if round not in records), None)
-        # Without a checkpoint, a damaged last line may be that of another round.
+        # With no checkpoint to restore it, a damaged last line may be a round that we would not miss.
         lost = bool(damaged) and last is None and not committed and damaged[-1] == len(lines)
         if damaged and (missing is not None or lost):
             raise Damaged(f"{self.file}, line {damaged[-1] if lost else damaged[0]} is damaged")
@@ -90,7 +90,7 @@ class Records:
         for path in self._checkpoints.glob("round-*.json"):
             try:
                 record = _record(load_json(path)["progress"]["record"])
-            except (Damaged, KeyError, TypeError, ValueError):  # a running process may have removed it
+            except (Damaged, KeyError, TypeError, ValueError):  # a running process may have removed the file
                 continue
             records[record["round"]] = record
         return records

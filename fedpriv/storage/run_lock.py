@@ -37,7 +37,7 @@ class RunLock:
                     self._file.write_text(_this_process(), encoding="utf-8")
             except Timeout:
                 holder = self._file.read_text(encoding="utf-8") or "another process"
-                own = "; that is this process, and `close()` of its rounds ends it" if holder == _this_process() else ""
+                own = "; it is this process; call `close()` on its rounds iterator" if holder == _this_process() else ""
                 raise UsageError(f"{holder} is running the run in {self._file.parent}{own}") from None
             except OSError as error:
                 raise UsageError(f"cannot write in {self._file.parent}: {error.strerror}") from None

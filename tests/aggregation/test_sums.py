@@ -50,7 +50,7 @@ def test_a_sum_merges_as_the_uploads_do(
         assert sent is not None and len(uploads) > 2
         total, weights = dict[str, Tensor](), 0.0
         for upload in uploads:
-            weight = method.aggregation.weight(upload.sealed.num_examples or 0)
+            weight = method.aggregation.weight_in_sum(upload.sealed.num_examples or 0)
             for name, tensor in method.addend(upload.tensors(), sent.tensors, weight).items():
                 assert tensor.dtype == torch.float64
                 total[name] = total.get(name, torch.zeros(())) + tensor

@@ -107,7 +107,7 @@ def test_rounds_that_are_left_without_being_closed_go_on(here: Path) -> None:
     rounds = fedpriv.rounds(method="fedavg", **SMALL)
     for _ in rounds:
         break
-    with pytest.raises(fedpriv.UsageError, match=r"is running the run in .*; that is this process, and `close\(\)`"):
+    with pytest.raises(fedpriv.UsageError, match=r"is running the run in .*; it is this process; call `close\(\)`"):
         fedpriv.resume(rounds.run)
     assert next(rounds)["round"] == 2
     rounds.close()

@@ -91,15 +91,15 @@ ALTERED: dict[str, tuple[Callable[[Mapping[str, Tensor]], dict[str, Tensor]], st
     "alike": (imprinted, "rows have a mean squared cosine of 1"),
     "alike but for noise": (lambda sent: imprinted(sent, 0.5), "rows have a mean squared cosine of 0.6"),
     "partly alike": (partly, "of its rows, .* are parallel to one"),
-    "few rows": (lambda sent: {"encoder.fc1.weight": 0 * sent["encoder.fc1.weight"]}, "all but .* of its rows vanish"),
+    "few rows": (lambda sent: {"encoder.fc1.weight": 0 * sent["encoder.fc1.weight"]}, "a share of 1 of its rows vanish"),
     "equal columns": (
         lambda sent: {"encoder.fc2.weight": sent["encoder.fc2.weight"][:, :1].expand(-1, 512).contiguous()},
         r"encoder\.fc2\.weight: its rows",
     ),
-    "one class": (scaled("head.weight", 1000), "what one class adds"),
+    "one class": (scaled("head.weight", 1000), "one class's weights are .* times as far from the median weights"),
     "other classes alike": (
         lambda sent: {"head.weight": torch.cat([sent["head.weight"][:1], sent["head.weight"][1:2].expand(9, -1)])},
-        "what one class adds .* is 1e\\+06 times",
+        "one class's weights are 1e\\+06 times as far from the median weights as a typical class's",
     ),
     "a class's bias": (lambda sent: {"head.bias": sent["head.bias"] - 30 * torch.eye(10)[0]}, "logits away"),
 }
@@ -112,6 +112,13 @@ def test_marks_are_refused(how: str) -> None:
     check_for_marks(agreement, 1, state, secret_generator())
     with pytest.raises(SuspiciousDownload, match=says):
         check_for_marks(agreement, 1, {**state, **alter(state)}, secret_generator())
+
+
+def test_the_share_of_vanishing_rows_is_named() -> None:
+    agreement, state = of(build_model("mlp2", (1, 8, 8), 10, None))
+    state["encoder.fc1.weight"][8:] = 0  # 504 of 512 rows, of which a random 256 are looked at
+    with pytest.raises(SuspiciousDownload, match=r"encoder\.fc1\.weight: a share of (0\.9[6-9]\d*|1) of its rows vanish"):
+        check_for_marks(agreement, 1, state, secret_generator())
 
 
 def test_a_bias_is_looked_at_also_where_the_weights_are_not_sent() -> None:

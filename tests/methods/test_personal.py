@@ -133,7 +133,7 @@ def test_a_rate_that_does_nothing_is_said(tmp_path: Path, key: str, value: float
     options = {"data.name": "digits", "train.rounds": 1, "tracking.uri": "none", "method.name": "perfedavg", key: value}
     federation = build(load_config(None, options))
     Simulation(federation, RunFolder.create(federation.config, tmp_path), complaints.append).start()
-    assert bool(complaints) == warns and all("train.lr = 0.2 does nothing" in text and "method.b" in text for text in complaints)
+    assert bool(complaints) == warns and all("train.lr = 0.2 has no effect" in text and "method.b" in text for text in complaints)
 
 
 @pytest.mark.parametrize("variant", ["first_order", "hessian_free"])

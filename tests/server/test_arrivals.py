@@ -350,8 +350,8 @@ def test_where_finite_uploads_would_merge_to_none_the_server_stays_as_it_was(
     assert same(after, (before.row, before.memory, {})) and not same(second.whole, after)
     assert after[2]["metrics"]["not_finite"] == 1 and "refused" not in after[2]
     (warning,) = warnings
-    assert f"the uploads are finite, and {spoiled} would not be; they are too large, which train.max_update_norm" in warning
-    assert f"or the merge of aggregation {aggregation} is at fault" in warning
+    assert f"merging would make {spoiled} infinite or NaN, though all uploads are finite" in warning
+    assert f"(set train.max_update_norm to refuse them), or the merge of aggregation {aggregation} has a fault" in warning
     assert set(run.progress.clients.values()) == {1}
     assert all(run.store.damaged({client: 2}) is not None for client in range(6)), "their states of that turn are gone"
 

@@ -24,8 +24,9 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"wire.secure_aggregation": True, "train.min_uploads": 4}),
     ("fedavg", {"eval.probe": "linear"}),
 ]
-HONEST = ["clipped", "snr_db/encoder.fc1", "siamese/spread", "loss/contrast", "accuracy_before", "final", "κ", "a b"]
-SELDOM = ["refused", "missing", "too_few_uploads", "not_finite", "global_x", "probe/x", "final/accuracy", "audit/x"]
+HONEST = ["clipped", "snr_db/encoder.fc1", "siamese/spread", "loss/contrast", "accuracy_before", "final", "κ", "a b", "a"]
+SELDOM = ["refused", "missing", "too_few_uploads", "not_finite", "accuracy_before_merge", "global_x", "probe/x", "final/accuracy"]
+SELDOM += ["audit/x"]
 
 
 def own(record: dict[str, Any]) -> set[str]:
