@@ -58,8 +58,8 @@ def attack_masks(options: Mapping[str, Any], seed: int, **others: Any) -> dict[s
     errors = {name: rounds[name].error(pair.uploads) if pair else None for name, pair in pairs.items()}
     right = errors["flower"] is not None and errors["flower"] < EXACT
     controls = [
-        Control("positive", right, f"Flower's masks: {_told(errors['flower'])}", spent),
-        Control("negative", pairs["fedpriv"] is None, f"AES-CTR under the whole key: {_told(errors['fedpriv'])}", spent),
+        Control("positive", right, f"Flower's masks: {_phrase(errors['flower'])}", spent),
+        Control("negative", pairs["fedpriv"] is None, f"AES-CTR under the whole key: {_phrase(errors['fedpriv'])}", spent),
     ]
     tell_controls(controls, out)
     held_to(controls)
@@ -75,5 +75,5 @@ def attack_masks(options: Mapping[str, Any], seed: int, **others: Any) -> dict[s
     }
 
 
-def _told(error: float | None) -> str:
+def _phrase(error: float | None) -> str:
     return "no seed fits" if error is None else f"both clients' uploads recovered, error {error:.1e} of the largest value"

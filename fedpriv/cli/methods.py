@@ -63,7 +63,7 @@ def _method(method: type[Method]) -> dict[str, Any]:
 
     # The predictor is shared only if the net has one; the other roles always exist.
     shared = method.shared & method.objective_class.trained_roles
-    halves: Sequence[Any] = (method, method.objective_class, method.aggregation_class) if method.shared else (method,)
+    parts: Sequence[Any] = (method, method.objective_class, method.aggregation_class) if method.shared else (method,)
     stays = [role for role in ("encoder", "projector", "head") if role in method.objective_class.trained_roles - shared]
     return {
         "name": method.name,
@@ -72,8 +72,8 @@ def _method(method: type[Method]) -> dict[str, Any]:
         "objective": method.objective_class.name,
         "aggregation": method.aggregation_class.name if method.shared else None,
         "shares": [role for role in ROLES if role in shared],
-        "keeps": [*(stays if method.shared else ["everything"]), *_words(half.keeps for half in halves)],
-        "sends_besides": _words(half.sends for half in halves),
+        "keeps": [*(stays if method.shared else ["everything"]), *_words(half.keeps for half in parts)],
+        "sends_besides": _words(half.sends for half in parts),
         "broadcasts_initial_model": method.round_zero,
         "suggests": {**method.aggregation_class.suggests, **method.objective_class.suggests, **method.suggests},
         "options": described_options(options_of(method)),

@@ -39,10 +39,10 @@ def show(report: dict[str, Any], folder: Path, out: Console, imports: float) -> 
     out.print(f"The trace opens in https://ui.perfetto.dev or chrome://tracing: {trace}\n", soft_wrap=True)
 
 
-def _divided(stretch: dict[str, Any]) -> str:
-    """The time of a stretch, and how much of it some categories took."""
-    named = [f"{name} {seconds:.2f}" for name, seconds in stretch["categories"].items() if seconds >= 0.01 and name != "other"]
-    return f"{stretch['seconds']:.2f} s" + (f" (of which {', '.join(named)})" if named else "")
+def _divided(period: dict[str, Any]) -> str:
+    """The time of a period, and how much of it some categories took."""
+    named = [f"{name} {seconds:.2f}" for name, seconds in period["categories"].items() if seconds >= 0.01 and name != "other"]
+    return f"{period['seconds']:.2f} s" + (f" (of which {', '.join(named)})" if named else "")
 
 
 def _numbers(seconds: float, whole: float, rounds: int) -> tuple[str, str, str]:

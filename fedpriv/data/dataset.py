@@ -49,7 +49,7 @@ class Dataset:
         mean, std: of the images, per channel on the [0, 1] scale.
         suggests: values for config keys that the config leaves open.
         owners: whose each sample is; ``None``: the data do not say.
-        said: what the user should know of how the samples were read, a line each.
+        notes: what the user should know of how the samples were read, a line each.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Dataset:
     std: tuple[float, ...] = ()
     suggests: Mapping[str, Any] = field(default_factory=dict)
     owners: Owners | None = None
-    said: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def train_images(self) -> Tensor:

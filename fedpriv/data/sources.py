@@ -93,12 +93,12 @@ def load_data(data: DataConfig) -> Dataset:
         std=std,
         suggests=opened.suggests,
         owners=opened.owners,
-        said=tuple(opened.notes),
+        notes=tuple(opened.notes),
     )
     if data.name not in _SOURCES and (both := dataset.repeated()):
         tested = len(dataset.test_labels)
         overlap = f"{both:,} of the {tested:,} test samples are training samples, too, so accuracies are higher than on new ones"
-        dataset = replace(dataset, said=(*dataset.said, overlap))
+        dataset = replace(dataset, notes=(*dataset.notes, overlap))
     return dataset
 
 

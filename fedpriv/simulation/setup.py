@@ -179,7 +179,7 @@ def load(config: RunConfig, partitioning: Partitioning | None = None) -> Loaded:
     partition = (partitioning or partition_dataset)(dataset, config)
     with with_threads(config.threads):  # features of a frozen encoder are computed here
         prepared = prepare(config, dataset, device)
-    prepared = replace(prepared, notes=(*dataset.said, *prepared.notes))
+    prepared = replace(prepared, notes=(*dataset.notes, *prepared.notes))
     config = prepared.config
     data = FederatedData(dataset, partition, device, prepared.train, prepared.test, lacking_modalities(config))
     return Loaded(with_default_share(config, len(data.nonempty)), dataset, prepared, data, device)

@@ -9,7 +9,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedpriv.attacks.inference.membership import Array, Mask, centred, confidence, fedmia, halves, lira
+from fedpriv.attacks.inference.membership import Array, Mask, centred, confidence, fedmia, random_halves, lira
 from fedpriv.attacks.scoring.operating_points import area, operating_points
 
 CLASSES = 4
@@ -29,7 +29,7 @@ def test_confidence_is_the_log_odds_and_stays_finite() -> None:
 
 def test_lira_is_the_likelihood_ratio_of_two_gaussians() -> None:
     draw = np.random.default_rng(0)
-    inside = halves(2000, 3, 0)
+    inside = random_halves(2000, 3, 0)
     mean_in, mean_out = np.array([2.0, 5.0, 0.0]), np.array([0.0, 4.0, 0.0])
     shadows = np.where(inside, draw.normal(mean_in, 0.5, (2000, 3)), draw.normal(mean_out, 1.0, (2000, 3)))
     observed = np.array([1.5, 4.2, 0.1])
@@ -42,7 +42,7 @@ def test_lira_is_the_likelihood_ratio_of_two_gaussians() -> None:
 def test_lira_knows_hard_samples_from_members() -> None:
     """Samples differ far more among each other than membership moves them: LiRA sees it, a threshold does not."""
     draw, n = np.random.default_rng(1), 400
-    hardness, members, inside = draw.normal(0, 5, n), np.arange(n) < n // 2, halves(16, n, 3)
+    hardness, members, inside = draw.normal(0, 5, n), np.arange(n) < n // 2, random_halves(16, n, 3)
     observed = hardness + 2.0 * members + draw.normal(0, 1, n)
     shadows = hardness + 2.0 * inside + draw.normal(0, 1, (16, n))
     with_shadows, threshold = area(lira(observed, shadows, inside), members), area(observed, members)
@@ -52,7 +52,7 @@ def test_lira_knows_hard_samples_from_members() -> None:
 
 def test_what_lira_does_not_depend_on() -> None:
     draw = np.random.default_rng(2)
-    observed, shadows, inside = draw.normal(size=30), draw.normal(size=(8, 30)), halves(8, 30, 0)
+    observed, shadows, inside = draw.normal(size=30), draw.normal(size=(8, 30)), random_halves(8, 30, 0)
     score, order = lira(observed, shadows, inside), draw.permutation(30)
     np.testing.assert_allclose(lira(observed[order], shadows[:, order], inside[:, order]), score[order])
     np.testing.assert_allclose(lira(observed, shadows[::-1], inside[::-1]), score)
@@ -64,16 +64,16 @@ def test_shadows_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="too few shadows without"):
         lira(observed, shadows, np.ones((2, 4), dtype=bool))
     with pytest.raises(ValueError, match="per_sample variance: too few"):
-        lira(observed, shadows, halves(2, 4, 0), variance="per_sample")
+        lira(observed, shadows, random_halves(2, 4, 0), variance="per_sample")
     with pytest.raises(ValueError, match="do not fit"):
         lira(observed, shadows, np.ones((3, 4), dtype=bool))
-    assert np.isfinite(lira(observed, np.zeros((4, 4)), halves(4, 4, 0))).all()  # shadows that agree to the bit
+    assert np.isfinite(lira(observed, np.zeros((4, 4)), random_halves(4, 4, 0))).all()  # shadows that agree to the bit
 
 
 def test_halves_are_balanced() -> None:
-    inside = halves(10, 7, 0)
+    inside = random_halves(10, 7, 0)
     assert (inside.sum(0) == 5).all() and set(inside.sum(1)) == {3, 4}
-    assert not np.array_equal(inside, halves(10, 7, 1)) and np.array_equal(inside, halves(10, 7, 0))
+    assert not np.array_equal(inside, random_halves(10, 7, 1)) and np.array_equal(inside, random_halves(10, 7, 0))
 
 
 # --- controls: a net that learns by heart ----------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def trained(images: Tensor, labels: Tensor, seed: int) -> nn.Module:
 
 def attacked(trained_on: Tensor, images: Tensor, labels: Tensor) -> tuple[Array, Array, Mask]:
     """Confidences under a net trained on some samples (random labels, learned by heart), under 16 shadows, and who was inside."""
-    inside = halves(16, len(labels), 0)
+    inside = random_halves(16, len(labels), 0)
     nets = [trained(images[torch.from_numpy(who)], labels[torch.from_numpy(who)], s) for s, who in enumerate(inside)]
     victim = trained(images[trained_on], labels[trained_on], 99)
     return confidence(victim(images), labels), np.stack([confidence(net(images), labels) for net in nets]), inside

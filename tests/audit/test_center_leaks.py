@@ -88,8 +88,8 @@ def test_images_from_centres_are_a_finding_and_none_is_no_evidence() -> None:
     found = answer(run := replace(run, centers=(one,)))
     assert found.words == WORDS[SAMPLES] and MEASURES["recovered"].value(run) == 0.5
     assert found.sentence == (
-        "1 of 2 class centres in client 0's message of round 1 gave a training image away (MSE < 0.01, where guesses would recover "
-        "for none)."
+        "1 of 2 class centres in client 0's message of round 1 gave a training image away (MSE < 0.01, where guesses "
+        "would recover none)."
     )
     both = replace(run, centers=(one, two))
     assert answer(both).sentence.startswith("2 of 2 class centres in client 0's message of round 3")

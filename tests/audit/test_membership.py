@@ -17,7 +17,7 @@ from torch import Tensor
 import fedpriv
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference import membership_controls
-from fedpriv.attacks.inference.membership import Array, Mask, halves
+from fedpriv.attacks.inference.membership import Array, Mask, random_halves
 from fedpriv.attacks.lab.control import Control
 from fedpriv.audit.membership.candidates import Candidates, candidates
 from fedpriv.audit.membership.class_centers import TracedCenters
@@ -326,7 +326,7 @@ def table(inside: Mask, number: int) -> Mapping[str, Tensor]:
 
 
 def test_scores_use_no_true_membership() -> None:
-    members, inside = np.arange(40) < 20, halves(20, 40, seed=0)
+    members, inside = np.arange(40) < 20, random_halves(20, 40, seed=0)
     (scores, none), diverged = infer(
         [table(members, 99), table(np.zeros(40, dtype=bool), 98)],
         inside,

@@ -276,8 +276,8 @@ def test_who_recovers_no_more_than_flat_images_would_is_held_against_the_net_as_
     target = Target(true, torch.zeros(2, dtype=torch.long), lambda threat: [], title="two", on_same_net=lambda attacker: failed)
     for found, counts in ((grey, False), (true, True)):
         made = ImageAttempt(
-            Attacker(image_attacks()["dlg"](), ThreatModel()), reconstruction=FOUND, controls=(Control("positive", True, "", None),),
-            scores=score(found, true, none, none),
+            Attacker(image_attacks()["dlg"](), ThreatModel()), reconstruction=FOUND, scores=score(found, true, none, none),
+            controls=(Control("positive", True, "", None),),
         )  # fmt: skip
         assert made.recovered is not None and made.recovered.successes == 2
         assert target.with_doubts(made).is_evidence is counts

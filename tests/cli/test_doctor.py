@@ -33,7 +33,7 @@ def test_an_extra_that_is_not_there_names_its_package_and_how_to_get_it(
     found = last_line(fedpriv("doctor", "--json"))
     lines = {line["what"]: line for line in found["lines"]}
     assert lines["extra cluster"] == {
-        "what": "extra cluster", "found": "not installed: ray", "missing": extra("cluster")
+        "what": "extra cluster", "value": "not installed: ray", "missing": extra("cluster")
     }  # fmt: skip
     assert lines["extra deploy"]["missing"] is None and lines["extra deploy"]["value"] == "flwr 1.41.0, httpx 0.28.2"
     assert "extra cluster" in found["missing"] and "extra deploy" not in found["missing"]

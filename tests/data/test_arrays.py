@@ -37,8 +37,8 @@ def test_series_are_standardised_by_channel() -> None:
     assert found.vectors is not None and found.input_shape == (3, 16) and found.default_model == "mlp"
     assert np.allclose(found.vectors[0], expected(SERIES[:40], SERIES[:40]), atol=1e-4)
     assert np.allclose(found.vectors[1], expected(SERIES[:40], SERIES[40:]), atol=1e-4)
-    assert any("the samples are arrays of shape (3, 16)" in line for line in found.said)
-    assert any("no epsilon covers them" in line for line in found.said)
+    assert any("the samples are arrays of shape (3, 16)" in line for line in found.notes)
+    assert any("no epsilon covers them" in line for line in found.notes)
 
 
 def test_forms_of_the_same_series(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_forms_of_the_same_series(tmp_path: Path) -> None:
     rows.to_parquet(tmp_path / "a.parquet")
     for given in (tmp_path / "a.parquet", name_of(rows)):
         found = load_data(DataConfig(name=str(given)))
-        assert found.hash == loaded((SERIES, LABELS)).hash and any(line.endswith("not used: n") for line in found.said)
+        assert found.hash == loaded((SERIES, LABELS)).hash and any(line.endswith("not used: n") for line in found.notes)
     clients = loaded([(SERIES[:20], LABELS[:20]), (SERIES[20:], LABELS[20:])])
     assert clients.owners is not None and clients.owners.names == ("0", "1") and clients.input_shape == (3, 16)
     assert loaded((SERIES.astype(np.float64), LABELS)).input_shape == (3, 16)

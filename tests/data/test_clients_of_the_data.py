@@ -73,7 +73,7 @@ def test_tables_of_clients_with_their_own_test_rows(tmp_path: Path) -> None:
     partition = partition_dataset(loaded.dataset, loaded.config)
     assert [len(held) for held in partition.train] == [20, 25] and [len(held) for held in partition.test] == [6, 6]
     said = "no test split of their own have the clients b: a fixed fifth of their samples is held out"
-    assert said in loaded.dataset.said and not any("there is no test split" in line for line in loaded.dataset.said)
+    assert said in loaded.dataset.notes and not any("there is no test split" in line for line in loaded.dataset.notes)
 
 
 def test_a_client_without_test_images_is_tested_by_a_held_out_part(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_row_numbers_of_each_client_are_no_feature(kept: int, tmp_path: Path) ->
     folders, table = numbered_by_client(tmp_path, kept)
     by_site = load_data(data(table, partition={"name": "by_column", "column": "site"}))
     for found, width in ((load_data(data(folders)), 1 + 3), (by_site, 1)):
-        assert any(line.startswith("columns that are no features: id (row numbers);") for line in found.said)
+        assert any(line.startswith("columns that are no features: id (row numbers);") for line in found.notes)
         assert found.input_shape == (width,)
 
 

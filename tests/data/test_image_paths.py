@@ -69,20 +69,20 @@ def test_a_csv_file_of_names(form: str, scans: Path) -> None:
         names = [f" my scans/{i}.png" for i in range(20)]
     if form == "with numbers":
         found = check(table(scans.parent / "a.csv", names, "path,label,age", [f"{i}.5" for i in range(20)]))
-        assert "the samples are the images of column path; not used: age" in found.said
+        assert "the samples are the images of column path; not used: age" in found.notes
         dropped = load_data(DataConfig(name=str(scans.parent / "a.csv"), drop=("path",)))
         assert dropped.vectors is not None and dropped.input_shape == (1,)
         return
     found = check(table(scans.parent / "a.csv", names))
-    assert found.default_model == "mlp_lineage" and not any("not read" in line for line in found.said)
+    assert found.default_model == "mlp_lineage" and not any("not read" in line for line in found.notes)
 
 
 def test_a_folder_of_images_with_its_metadata(scans: Path) -> None:
     """As `datasets` has it."""
     table(scans / "metadata.csv", [f"{i}.png" for i in range(20)], "file_name,label")
-    assert not any("not read" in line for line in check(scans).said)
+    assert not any("not read" in line for line in check(scans).notes)
     PIL.Image.fromarray(IMAGES[0]).save(scans / "another.png")
-    assert f"not read in {scans}: another.png" in check(scans).said
+    assert f"not read in {scans}: another.png" in check(scans).notes
 
 
 def test_splits_with_their_own_metadata(scans: Path) -> None:
@@ -94,7 +94,7 @@ def test_splits_with_their_own_metadata(scans: Path) -> None:
         lines = "".join(f"{i}.png,{LABELS[i]}\n" for i in rows)
         (folder / "metadata.csv").write_text("file_name,label\n" + lines)
     found = check(scans)
-    assert (len(found.train_labels), len(found.test_labels)) == (12, 8) and not any("not read" in line for line in found.said)
+    assert (len(found.train_labels), len(found.test_labels)) == (12, 8) and not any("not read" in line for line in found.notes)
 
 
 def test_tables_in_a_folder_beside_the_images(scans: Path) -> None:
@@ -103,7 +103,7 @@ def test_tables_in_a_folder_beside_the_images(scans: Path) -> None:
         lines = "".join(f"{name},{label}\n" for name, label in zip(names[part], LABELS[part], strict=True))
         (scans.parent / f"{split}.csv").write_text("image,label\n" + lines)
     found = check(scans.parent)
-    assert len(found.test_labels) == 8 and not any("not read" in line for line in found.said)
+    assert len(found.test_labels) == 8 and not any("not read" in line for line in found.notes)
 
 
 def test_clients_by_a_column_and_by_folder(scans: Path) -> None:
@@ -187,7 +187,7 @@ def test_names_beside_numbers_do_not_matter(tmp_path: Path) -> None:
             tmp_path / "a.csv", [f"{i}.{suffix}" for i in range(20)], "file,label,size", [f"{i % 7}.5" for i in range(20)]
         )
         found = load_data(DataConfig(name=str(file)))
-        assert found.input_shape == (1,) and any("file (text" in line for line in found.said)
+        assert found.input_shape == (1,) and any("file (text" in line for line in found.notes)
 
 
 def test_texts_that_name_files_in_passing_stay_texts(tmp_path: Path) -> None:

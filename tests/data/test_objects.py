@@ -131,7 +131,7 @@ def test_an_image_is_the_same_sample_from_pil_and_from_a_file(mode: str, tmp_pat
 
 def test_pil_images_of_several_kinds(tmp_path: Path) -> None:
     mixed = loaded([(picture("L" if i % 2 else "P", i).resize((8 + i % 3, 9)), i % 2) for i in range(10)])
-    assert mixed.input_shape[0] == 3 and any("images of 3 sizes" in line for line in mixed.said)
+    assert mixed.input_shape[0] == 3 and any("images of 3 sizes" in line for line in mixed.notes)
     file = tmp_path / "half.png"
     picture("RGB", 0).save(file)
     file.write_bytes(file.read_bytes()[:100])

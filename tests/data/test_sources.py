@@ -258,10 +258,10 @@ def test_images_of_different_sizes_are_resized_with_a_notice(tmp_path: Path, whe
     for _ in range(2):  # decoded, and from the cache
         found = load_dataset(str(tmp_path / "own"))
         assert found.input_shape == (1, 8, 8)
-        (notice,) = [line for line in found.said if "training samples, too" not in line]  # both splits have the same images
+        (notice,) = [line for line in found.notes if "training samples, too" not in line]  # both splits have the same images
         assert notice.startswith("images of 2 sizes, 8 to 9 pixels wide and 8 to 12 high, are resized to 8 x 8")
     stated = load_dataset(str(tmp_path / "own"), image_size=10)
-    assert stated.input_shape == (1, 10, 10) and not any("resized" in line for line in stated.said)
+    assert stated.input_shape == (1, 10, 10) and not any("resized" in line for line in stated.notes)
 
 
 def test_a_limit_of_test_samples() -> None:
@@ -411,11 +411,11 @@ def test_names_of_samples_and_quantities_are_no_classes(tmp_path: Path, labels: 
 def test_labels_that_begin_at_one_are_said(tmp_path: Path) -> None:
     x = [float(i % 7) for i in range(20)]
     found = load_dataset(str(plain_parquet(tmp_path / "a.parquet", x=x, y=[1, 2] * 10)))
-    assert found.classes == ("0", "1", "2") and "column 'y' begin at 1, not at 0" in " ".join(found.said)
-    assert not any("begin at" in line for line in load_dataset("digits").said)
+    assert found.classes == ("0", "1", "2") and "column 'y' begin at 1, not at 0" in " ".join(found.notes)
+    assert not any("begin at" in line for line in load_dataset("digits").notes)
     gaps = load_dataset(str(plain_parquet(tmp_path / "b.parquet", x=x, y=[0, 3] * 10)))
-    assert any("column 'y' have gaps: 2 of the numbers up to 3 do not occur" in line for line in gaps.said)
-    assert not any("gaps" in line for line in load_dataset("digits").said)
+    assert any("column 'y' have gaps: 2 of the numbers up to 3 do not occur" in line for line in gaps.notes)
+    assert not any("gaps" in line for line in load_dataset("digits").notes)
 
 
 @pytest.mark.parametrize("kind", [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.int8()], ids=str)

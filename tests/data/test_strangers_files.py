@@ -118,10 +118,10 @@ def test_a_class_or_client_that_looks_like_a_missing_value_is_said(value: str, t
     (tmp_path / "a.csv").write_text("x,kind,site\n" + lines)
     by_site = DataConfig(name=str(tmp_path / "a.csv"), label="kind", partition={"name": "by_column", "column": "site"})
     said = f"column 'site': '{value}' is read as a {{0}} of that name; leave out these rows if their {{1}} is missing"
-    assert said.format("client", "client") in load_data(by_site).said
+    assert said.format("client", "client") in load_data(by_site).notes
     found = load_data(DataConfig(name=str(tmp_path / "a.csv"), label="site"))
-    assert said.format("class", "label") in found.said and len(found.classes) == 3
-    assert not any("is missing" in line for line in load_data(DataConfig(name=str(tmp_path / "a.csv"), label="kind")).said)
+    assert said.format("class", "label") in found.notes and len(found.classes) == 3
+    assert not any("is missing" in line for line in load_data(DataConfig(name=str(tmp_path / "a.csv"), label="kind")).notes)
 
 
 def test_names_in_several_spellings_are_said(tmp_path: Path) -> None:
@@ -135,21 +135,21 @@ def test_names_in_several_spellings_are_said(tmp_path: Path) -> None:
         (DataConfig(name=str(tmp_path / "a.csv"), partition={"name": "by_column", "column": "kind"}), "clients"),
     ):
         found = load_data(data)
-        (line,) = [one for one in found.said if one.startswith("column 'kind':")]
+        (line,) = [one for one in found.notes if one.startswith("column 'kind':")]
         assert f"are different {what}" in line and "plain" not in line
         assert all(f"{first!r} and {second!r}" in line for first, second in pairs)
         assert set(found.classes if what == "classes" else found.owners.names) == set(names)  # type: ignore[union-attr]
     photos(tmp_path / "photos")
     (tmp_path / "photos" / "benign").rename(tmp_path / "photos" / "Malignant")
-    assert any("'Malignant' and 'malignant' are different classes" in one for one in load_dataset(str(tmp_path / "photos")).said)
-    assert not any("are different cl" in one for one in load_data(DataConfig(name=str(tmp_path / "a.csv"))).said)
+    assert any("'Malignant' and 'malignant' are different classes" in one for one in load_dataset(str(tmp_path / "photos")).notes)
+    assert not any("are different cl" in one for one in load_data(DataConfig(name=str(tmp_path / "a.csv"))).notes)
 
 
 def test_a_class_that_only_the_test_has_is_said(tmp_path: Path) -> None:
     for split, labels in (("train", "01"), ("test", "012")):
         (tmp_path / f"{split}.csv").write_text("x,label\n" + "".join(f"{i}.5,{label}\n" for i, label in enumerate(labels * 6)))
     found = load_dataset(str(tmp_path))
-    assert any("no training sample has" in line and line.endswith(": 2") for line in found.said)
+    assert any("no training sample has" in line and line.endswith(": 2") for line in found.notes)
 
 
 @pytest.mark.parametrize("name", ["__index_level_0__", "Unnamed: 0", "", "number"])
@@ -162,7 +162,7 @@ def test_shuffled_row_numbers_are_no_feature(name: str, tmp_path: Path) -> None:
         (tmp_path / f"{split}.csv").write_text(f"{name},x,label\n{text}")
     found = load_dataset(str(tmp_path))
     assert found.vectors is not None and found.vectors[0].shape == (100, 1)
-    assert any(f"{name} (row numbers)" in line for line in found.said)
+    assert any(f"{name} (row numbers)" in line for line in found.notes)
 
 
 def test_whole_numbers_that_measure_something_are_features(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_tables_of_a_folder(files: list[str], train: int, test: int, unread: str
         rows(tmp_path / name, 10, 10 * number)
     found = load_dataset(str(tmp_path))
     assert (len(found.train_labels), len(found.test_labels)) == (train, test)
-    said = " ".join(found.said)
+    said = " ".join(found.notes)
     assert (f"not read in {tmp_path}: {unread}" in said) if unread else "not read" not in said
     assert ("there is no test split" in said) == held_out
 
@@ -274,7 +274,7 @@ def test_a_repository_of_the_hub_is_one_data_set(tmp_path: Path) -> None:
         rows(tmp_path / "repo" / "data" / f"{split}-00000-of-00001.parquet", count)
     found = load_dataset(str(tmp_path / "repo"))
     assert found.owners is None and (len(found.train_labels), len(found.test_labels)) == (10, 6)
-    assert f"not read in {tmp_path / 'repo'}: data/extra-00000-of-00001.parquet" in found.said
+    assert f"not read in {tmp_path / 'repo'}: data/extra-00000-of-00001.parquet" in found.notes
 
 
 def photos(folder: Path, count: int = 4) -> Path:
@@ -312,7 +312,7 @@ def test_what_is_beside_the_tables_of_splits_is_said(tmp_path: Path) -> None:
     (folder / "photos" / "benign" / "0.png").rename(folder / "cover.png")
     (folder / "LICENSE").write_text("as you like")
     found = load_dataset(str(folder))
-    assert len(found.train_labels) == 10 and f"not read in {folder}: photos, cover.png" in found.said
+    assert len(found.train_labels) == 10 and f"not read in {folder}: photos, cover.png" in found.notes
 
 
 @pytest.mark.parametrize("layout", ["", "train", "clients"])
@@ -328,10 +328,10 @@ def test_images_that_are_not_read_are_said(layout: str, tmp_path: Path) -> None:
     found = load_dataset(str(tmp_path / "photos"))
     assert len(found.train_labels) + len(found.test_labels) == 8
     said = (str(root.relative_to(tmp_path / "photos") / name) for name in unread)
-    assert f"not read in {tmp_path / 'photos'}: {', '.join(said)}" in found.said
+    assert f"not read in {tmp_path / 'photos'}: {', '.join(said)}" in found.notes
     for number in range(10):
         (root / "benign" / f"{number}.avif").write_bytes(b"of another")
-    assert any(line.endswith(f", ... ({10 + len(unread)} in all)") for line in load_dataset(str(tmp_path / "photos")).said)
+    assert any(line.endswith(f", ... ({10 + len(unread)} in all)") for line in load_dataset(str(tmp_path / "photos")).notes)
 
 
 def test_a_test_split_alone_is_refused(tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_folders_of_splits_in_capital_letters(tmp_path: Path) -> None:
                 PIL.Image.fromarray(np.full((4, 4), number, dtype=np.uint8)).save(path)
     found = load_dataset(str(tmp_path))
     assert found.classes == ("a", "b") and (len(found.train_labels), len(found.test_labels)) == (8, 8)
-    assert f"not read in {tmp_path}: extra" in found.said
+    assert f"not read in {tmp_path}: extra" in found.notes
 
 
 def test_csv_files_with_capital_suffixes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,7 +382,7 @@ def test_csv_files_with_capital_suffixes(tmp_path: Path, monkeypatch: pytest.Mon
         (tmp_path / name).write_text("x,label\n" + lines)
     found = load_dataset(str(tmp_path))
     assert (len(found.train_labels), len(found.test_labels)) == (10, 10)
-    assert f"not read in {tmp_path}: validation.csv" in found.said
+    assert f"not read in {tmp_path}: validation.csv" in found.notes
     monkeypatch.chdir(tmp_path)
     assert len(load_dataset("train.CSV").train_labels) == 8
 
@@ -410,10 +410,10 @@ def test_links_to_folders_are_followed(tmp_path: Path) -> None:
 def test_which_column_is_the_label_is_said(tmp_path: Path) -> None:
     lines = "".join(f"{i % 2},{'xyz'[i % 3]},{i * 7 % 60}.5,{'abc'[i % 3]}\n" for i in range(60))
     (tmp_path / "a.csv").write_text("target,species,width,class\n" + lines)
-    said = load_data(DataConfig(name=str(tmp_path / "a.csv"))).said
+    said = load_data(DataConfig(name=str(tmp_path / "a.csv"))).notes
     assert "the labels are column 'class'; target is a feature (--set data.label=NAME names another)" in said
     assert "column 'species' determines the label: remove it if it is the label in other words" in said
-    said = load_data(DataConfig(name=str(tmp_path / "a.csv"), label="class")).said
+    said = load_data(DataConfig(name=str(tmp_path / "a.csv"), label="class")).notes
     assert not any("the labels are" in line for line in said)
 
 
@@ -425,7 +425,7 @@ def test_a_column_with_few_answers_is_no_text_beside_others(tmp_path: Path) -> N
     lines = "".join(f"{i % 50},what is {i}?,{i % 2}\n" for i in range(60))
     (tmp_path / "b.csv").write_text("age,question,label\n" + lines)
     found = load_dataset(str(tmp_path / "b.csv"))
-    assert found.texts is not None and "the samples are the texts of column question; not used: age" in found.said
+    assert found.texts is not None and "the samples are the texts of column question; not used: age" in found.notes
 
 
 def test_no_client_trains_on_what_another_validates(tmp_path: Path) -> None:
@@ -446,7 +446,7 @@ def test_test_samples_that_are_training_samples_are_counted(tmp_path: Path) -> N
     found = load_dataset(str(tmp_path))
     count = found.repeated()
     assert 0 < count < len(found.test_labels)
-    assert any(f"{count} of the {len(found.test_labels)} test samples are training samples, too" in line for line in found.said)
+    assert any(f"{count} of the {len(found.test_labels)} test samples are training samples, too" in line for line in found.notes)
     assert not load_dataset("digits").repeated()
 
 
@@ -455,4 +455,4 @@ def test_owners_of_test_rows_alone_are_said(tmp_path: Path) -> None:
         lines = "".join(f"{i}.5,{site},{i % 2}\n" for i in range(6) for site in sites)
         (tmp_path / f"{split}.csv").write_text("x,site,label\n" + lines)
     found = load_data(DataConfig.model_validate({"name": str(tmp_path), "partition": {"name": "by_column", "column": "site"}}))
-    assert any("6 of the 18 test samples have a value in 'site' that no training sample has" in line for line in found.said)
+    assert any("6 of the 18 test samples have a value in 'site' that no training sample has" in line for line in found.notes)

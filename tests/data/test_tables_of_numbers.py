@@ -34,7 +34,7 @@ def test_numbers_are_standardised_and_categories_one_hot(tmp_path: Path) -> None
     assert found.vectors[1][:, 1:].tolist() == [[0, 1, 0], [0, 0, 1]]
     assert float(found.vectors[1][1, 0]) == pytest.approx((9 - 3) / ages.std())
     assert found.default_model == "mlp" and found.input_shape == (4,) and found.classes == ("no", "yes")
-    assert any("no epsilon covers them" in line for line in found.said)
+    assert any("no epsilon covers them" in line for line in found.notes)
 
 
 def test_missing_values(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_long_integers_are_rounded(tmp_path: Path) -> None:
 
 def test_a_column_of_numbers_with_another_value_is_named(tmp_path: Path) -> None:
     rows = [f"{'unknown' if i == 7 else i % 9},{'fm'[i % 2]},{i % 3}" for i in range(40)]
-    said = " ".join(load_data(write(tmp_path / "a.csv", "age,sex,label", *rows)).said)
+    said = " ".join(load_data(write(tmp_path / "a.csv", "age,sex,label", *rows)).notes)
     assert "column 'age' is read as categories" in said and "'unknown'" in said and "'sex'" not in said
 
 
@@ -139,7 +139,7 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     data = write(tmp_path / "a.csv", "id,name,sex,age,label,day", *rows)
     found = load_data(data)
     assert found.input_shape == (3 + 1,)
-    (line,) = [one for one in found.said if one.startswith("columns that are no features")]
+    (line,) = [one for one in found.notes if one.startswith("columns that are no features")]
     assert "id (row numbers)" in line and "name (text" in line and "day (dates)" in line
 
 
@@ -148,7 +148,7 @@ def test_how_to_name_one_of_several_texts_is_said(tmp_path: Path) -> None:
     numbers = load_data(write(tmp_path / "a.csv", "title,body,stars,label", *rows))
     assert numbers.input_shape == (1,)
     said = "the samples are the numbers and categories of stars; to train on texts, name their column 'text'"
-    assert said in numbers.said
+    assert said in numbers.notes
     assert load_data(write(tmp_path / "b.csv", "title,text,stars,label", *rows)).texts is not None
     with pytest.raises(UsageError, match=r"no recognisable image or text column.* body \(string\).*; name the one with"):
         load_data(write(tmp_path / "c.csv", "title,body,label", *(f"about {i},what is {i}?,{i % 2}" for i in range(20))))
@@ -157,7 +157,7 @@ def test_how_to_name_one_of_several_texts_is_said(tmp_path: Path) -> None:
 def test_texts_stay_texts(tmp_path: Path) -> None:
     """A single column of distinct strings is a text, beside numbers too; one of few values is a category."""
     body = write(tmp_path / "a.csv", "score,body,label", *(f"{i % 3},what is {i},{i % 2}" for i in range(20)))
-    assert load_data(body).texts is not None and "texts of column body; not used: score" in load_data(body).said[0]
+    assert load_data(body).texts is not None and "texts of column body; not used: score" in load_data(body).notes[0]
     few = write(tmp_path / "b.csv", "score,body,label", *(f"{i % 3},{'ab'[i % 2]},{i % 2}" for i in range(20)))
     assert load_data(few).vectors is not None
     alone = write(tmp_path / "c.csv", "body,label", *(f"{'ab'[i % 2]},{i % 2}" for i in range(20)))

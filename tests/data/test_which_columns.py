@@ -58,9 +58,9 @@ def test_identifiers_are_left_out_and_said(values: Any, suffix: str, tmp_path: P
     said = (
         "columns that are no features: patient (identifiers: another whole number in every row); --set data.features=[NAME,...]"
     )
-    assert any(line.startswith(said) for line in found.said)
+    assert any(line.startswith(said) for line in found.notes)
     kept = loaded(tmp_path, BASE.assign(patient=values), suffix, features=["a", "patient"])
-    assert kept.input_shape[0] >= 2 and not any("no features" in line for line in kept.said)
+    assert kept.input_shape[0] >= 2 and not any("no features" in line for line in kept.notes)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_codes_of_persons_are_no_texts(form: str, tmp_path: Path) -> None:
     """Though they are the only column of texts."""
     codes = [form.format(one, one) for one in OTHERS]
     found = loaded(tmp_path, BASE.assign(code=codes))
-    assert found.input_shape == (1,) and any("code (text: over half of its values are distinct)" in line for line in found.said)
+    assert found.input_shape == (1,) and any("code (text: over half of its values are distinct)" in line for line in found.notes)
     with pytest.raises(
         UsageError, match=r"no recognisable image or text column.*name the one with the texts 'text'; columns that"
     ):
@@ -167,12 +167,12 @@ def test_why_nothing_is_left_is_said(tmp_path: Path) -> None:
 
 def test_levels_that_are_read_as_one_are_said(tmp_path: Path) -> None:
     found = loaded(tmp_path, BASE.assign(p=[f"l{i % 30}" for i in range(N)]))
-    assert "column 'p': of its 30 levels, all but the 20 most frequent are read as one" in found.said
+    assert "column 'p': of its 30 levels, all but the 20 most frequent are read as one" in found.notes
 
 
 def test_levels_in_several_spellings_are_said(tmp_path: Path) -> None:
     found = loaded(tmp_path, BASE.assign(p=[["yes", "Yes", "no", "yes "][i % 4] for i in range(N)]))
-    (line,) = [line for line in found.said if line.startswith("column 'p':")]
+    (line,) = [line for line in found.notes if line.startswith("column 'p':")]
     assert "'Yes' and 'yes' and 'yes ' are different categories" in line
 
 
@@ -182,7 +182,7 @@ def test_dates_are_features_where_they_are_named(suffix: str, tmp_path: Path) ->
     frame = BASE.assign(day=days.date, at=days + pd.Timedelta(hours=3), hour=[f"{i % 24:02}:30:00" for i in range(N)])
     found = loaded(tmp_path, frame.drop(columns="hour") if suffix == "parquet" else frame, suffix)
     assert found.input_shape == (1,)
-    assert any("day (dates), at (dates)" in line and ("hour (times)" in line) == (suffix == "csv") for line in found.said)
+    assert any("day (dates), at (dates)" in line and ("hour (times)" in line) == (suffix == "csv") for line in found.notes)
     since = (days - days.min()).days
     for name in ("day", "at"):
         assert scaled(loaded(tmp_path, frame, suffix, features=["a", name]), since)
@@ -194,7 +194,7 @@ def test_the_day_of_a_year_can_be_kept(tmp_path: Path) -> None:
     days["label"] = np.where((days.day > 150) & (days.day < 270), "ice", "soup")
     by_store = {"name": "by_column", "column": "store"}
     found = loaded(tmp_path, days, partition=by_store)
-    assert found.input_shape == (1,) and any("day (row numbers); --set data.features=[NAME,...]" in line for line in found.said)
+    assert found.input_shape == (1,) and any("day (row numbers); --set data.features=[NAME,...]" in line for line in found.notes)
     kept = loaded(tmp_path, days, partition=by_store, features=["day", "temp"])
     assert kept.vectors is not None and kept.input_shape == (2,)
     ice = kept.vectors[0][kept.train_labels == 0, 0]

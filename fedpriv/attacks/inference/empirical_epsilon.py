@@ -48,7 +48,7 @@ def epsilon_from_rates(
     Args:
         scores, members: ``(n,)`` each; higher scores for likelier members.
     """
-    search, count = _halves(members, int(members.sum()), int((~members).sum()), seed)
+    search, count = _random_halves(members, int(members.sum()), int((~members).sum()), seed)
     thresholds = _thresholds(scores[search])
     alpha = (1 - confidence) / 2  # two intervals
     if not len(thresholds):
@@ -77,7 +77,7 @@ def epsilon_from_one_run(
         scores, members: ``(n,)`` each; higher scores for likelier members.
     """
     of_each = min(int(members.sum()), int((~members).sum()))
-    search, count = _halves(members, of_each, of_each, seed)
+    search, count = _random_halves(members, of_each, of_each, seed)
     thresholds = np.array([-np.inf, *_thresholds(scores[search]), np.inf])
     alpha = 1 - confidence
 
@@ -109,7 +109,7 @@ def one_run_epsilon(samples: int, guesses: int, right: int, delta: float, confid
     return float(brentq(lambda e: surprise(e) - alpha, 0.0, _MOST)) if surprise(0.0) < alpha else 0.0
 
 
-def _halves(members: Mask, inside: int, outside: int, seed: int) -> tuple[Mask, Mask]:
+def _random_halves(members: Mask, inside: int, outside: int, seed: int) -> tuple[Mask, Mask]:
     """Two disjoint random halves of ``inside`` members and ``outside`` non-members."""
     generator = np.random.default_rng(seed)
     first, second = np.zeros((2, len(members)), dtype=np.bool_)

@@ -149,7 +149,7 @@ def _gaussians(shadows: Array, chosen: Mask, variance: str, which: str) -> tuple
     return mean, np.maximum(spread, _LEAST_SPREAD)
 
 
-def halves(shadows: int, n: int, seed: int) -> Mask:
+def random_halves(shadows: int, n: int, seed: int) -> Mask:
     """Which of ``n`` samples each shadow is trained on ``(shadows, n)``: pairs of a random half and its complement.
 
     So each sample is in half of an even number of shadows, and the sizes of shadows differ by at most one.

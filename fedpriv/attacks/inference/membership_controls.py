@@ -29,7 +29,7 @@ from fedpriv.attacks.core.reconstruction import mounting
 from fedpriv.attacks.gradients.per_sample import LabelledSamples
 from fedpriv.attacks.inference.class_centers import trace
 from fedpriv.attacks.inference.gradient_regression import gradient_regression
-from fedpriv.attacks.inference.membership import Array, Mask, Use, confidence, fedmia, halves, in_every_use
+from fedpriv.attacks.inference.membership import Array, Mask, Use, confidence, fedmia, random_halves, in_every_use
 from fedpriv.attacks.inference.row_distance import RowDistance
 from fedpriv.attacks.inference.running_statistics import shares_of_batches
 from fedpriv.attacks.lab.control import Control
@@ -160,7 +160,7 @@ def _regressed(seed: int, number: int) -> Array:
 
 def _client(shadows: int, seed: int, number: int) -> _Client:
     images, labels, members, generator = _drawn(seed, number)
-    inside = halves(shadows, _CANDIDATES, 1000 * seed + number)
+    inside = random_halves(shadows, _CANDIDATES, 1000 * seed + number)
     known = torch.cat([images, torch.rand(images.shape, generator=generator)])
     classes = torch.cat([labels, torch.randint(_CLASSES, labels.shape, generator=generator)])
     before, messages = _trained(images, labels, np.concatenate([members[None], inside]), seed, _SCHEDULE)

@@ -92,7 +92,7 @@ class Fishing(ImageAttack):
 
         The loss is that of the attack that reconstructs the class. Images of other classes are NaN.
         """
-        return together(observations, lambda observation: self._one(observation, seed))
+        return together(observations, lambda observation: self._single(observation, seed))
 
     def _target(self, observation: Observation) -> int:
         if self.target >= observation.classes:
@@ -102,7 +102,7 @@ class Fishing(ImageAttack):
         counts = torch.bincount(batch_labels(observation).cpu(), minlength=observation.classes)
         return int(torch.where(counts > 0, counts, counts.max() + 1).argmin())
 
-    def _one(self, observation: Observation, seed: int) -> SingleReconstruction:
+    def _single(self, observation: Observation, seed: int) -> SingleReconstruction:
         alone = self.caught(observation)
         result = _read_off(alone, seed)
         if result is None:

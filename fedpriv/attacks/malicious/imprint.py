@@ -151,9 +151,9 @@ class Imprint(ImageAttack):
         The loss is the share of samples without a candidate image; their rows are NaN. For a message that states no number of
         samples, all candidates are returned, and count as all samples.
         """
-        return together(observations, self._one)
+        return together(observations, self._single)
 
-    def _one(self, observation: Observation) -> SingleReconstruction:
+    def _single(self, observation: Observation) -> SingleReconstruction:
         chain, seen = chain_of(observation), as_gradient(observation)
         _sent_whole(observation, chain)
         rows = observation.weights[f"{chain.first}.weight"].double().cpu()

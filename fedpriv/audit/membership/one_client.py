@@ -13,7 +13,7 @@ import torch
 
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.status import Reason
-from fedpriv.attacks.inference.membership import Array, Mask, Use, centred, halves, in_every_use
+from fedpriv.attacks.inference.membership import Array, Mask, Use, centred, in_every_use, random_halves
 from fedpriv.attacks.inference.membership_controls import Kind
 from fedpriv.audit.membership.candidates import Candidates, candidates
 from fedpriv.audit.membership.class_centers import NETS, sends_centers
@@ -101,7 +101,7 @@ def attack_client(record: RunRecord, round: int, client: int, shadows: int, seed
         raise UsageError(f"the download of round {round} was not kept, and shadows start from it")
     federation = record.federation
     pool: Candidates = candidates(federation, round, client, seed)
-    inside = halves(shadows, len(pool.members), seed)
+    inside = random_halves(shadows, len(pool.members), seed)
     # A shadow has as many samples as the client, so that it takes as many steps.
     filling = max(0, (message.num_examples or 0) - len(pool.members) // 2)
     own_update = shadows  # the number after the last shadow's

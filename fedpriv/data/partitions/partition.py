@@ -155,17 +155,17 @@ def make_partition(
     if config.partition.seed is not None:
         seed = config.partition.seed
     if owners is not None:
-        return _made(named, train_labels, test_labels, classes, config, seed, owners, names)
+        return _build(named, train_labels, test_labels, classes, config, seed, owners, names)
     digests = [hashlib.sha256(labels.tobytes()).digest() for labels in (train_labels, test_labels)]
     key = (named, *digests, classes, config.clients, config.validation_fraction, config.partition.model_dump_json(), seed)
     if key not in _MADE:
-        _MADE[key] = _made(named, train_labels, test_labels, classes, config, seed, None, names)
+        _MADE[key] = _build(named, train_labels, test_labels, classes, config, seed, None, names)
         if len(_MADE) > _MOST_MADE:
             _MADE.popitem(last=False)
     return _MADE[key]
 
 
-def _made(
+def _build(
     named: NamedPartition,
     train_labels: NDArray[Any],
     test_labels: NDArray[Any],
