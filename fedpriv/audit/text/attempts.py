@@ -246,9 +246,6 @@ def _with_controls(attempt: TextAttempt, target: TextTarget, first: Observation,
 
     if attack.control is None:
         return because(NO_CONTROL)
-    steps = 1 if first.kind == "gradient" else None if first.schedule is None else first.schedule.steps
-    if steps != 1:  # that it reads more steps as one is among its reasons
-        return attempt
     untried = "it was not tried on undefended messages of this net"
     if target.beside:
         return because(Reason("no control", f"{untried}, which also takes {target.beside} with each text"))
