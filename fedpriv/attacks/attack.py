@@ -56,7 +56,7 @@ class Attack(Generic[Result]):
         simulates: whether it simulates a client that minimises a cross-entropy; ``False``: it works for any loss of the net's
             outputs.
         one_step: whether it takes a change of the weights for the gradient of one step at the client's first weights.
-        any_labels: whether it is as good on samples that share classes as on those of its control, which do not (measured).
+        any_labels: whether it works as well when samples share a class, which its control's never do (measured).
     """
 
     name: ClassVar[str]

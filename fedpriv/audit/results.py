@@ -312,7 +312,8 @@ class CenterOutcome:
 
     Attributes:
         classes: whose centres were sent; ``samples_per_class``: how many samples of each the client has.
-        mse_median: to the mean image of the class; ``baseline_mse_median``: that of the mean of public images.
+        mse_median: median error of the recovered image to the mean image of its class; ``baseline_mse_median``: the same error of
+            the mean of public images.
         success: threshold -> rate of centres that gave an image away; ``public_successes``: threshold -> how many guesses would.
         recovered: the rate at the loosest threshold at which it exceeds that of guesses; 0 where there is none.
         distance_of_truth, distance_of_recovered: from an embedding to the centre, as a share of its squared length; ``None``:
@@ -440,7 +441,8 @@ class MembershipOutcome(Outcome):
     """A membership attack in one round, on the kept messages of its clients (``senders``).
 
     Attributes:
-        uses: what of a message is compared; ``use``: with what. ``None``: no attack of the round was run.
+        uses: the score taken from the message, such as confidence; ``use``: how scores are compared, such as LiRA. ``None``: no
+            attack of the round was run.
         extent: how many shadow models or rounds it used, in words.
         points: ``None``: it was not run.
         together: the interval of the AUC that holds for all attacks of all rounds.
@@ -568,8 +570,8 @@ class Cost:
     Attributes:
         chance: accuracy of the best constant answer; ``at_chance``: the model is no better, within its 95 % interval.
         probes: results of ``fedpriv probe``.
-        against: name of the audited run without defences that is otherwise the same; ``against_at_chance``,
-            ``accuracy_difference``, ``bytes_up_ratio``: compared with it.
+        against: name of the audited run without defences that is otherwise the same; ``against_at_chance``: whether that run is
+            at chance; ``accuracy_difference``, ``bytes_up_ratio``: the difference from it, and the ratio to it.
     """
 
     accuracy: float | None = None
@@ -791,7 +793,8 @@ class Audit:
         seconds: of wall time.
         command: as it was typed.
         options: of the audit, by name.
-        controls: of the attacks on samples, without repetitions.
+        controls: controls of the attacks on samples, without repetitions.
+        format: version of the JSON form; it rises if a reader of the previous version would fail or misread.
     """
 
     created: str

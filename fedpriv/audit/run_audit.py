@@ -190,6 +190,7 @@ def _attacked(run: AuditedRun, record: Record, options: AuditOptions, progress: 
         partial(_finished_of_clients, run, record, options, progress),
     ]
     samples, clients = forked(parts, workers)
+    # A field that `_of_samples` fills must be named here, or it is lost: all others are those of `_of_clients`.
     whole = replace(
         clients.run,
         images=samples.run.images,
@@ -228,7 +229,7 @@ def _of_samples(run: AuditedRun, record: Record, options: AuditOptions, progress
 
 
 def _finished_of_clients(run: AuditedRun, record: Record, options: AuditOptions, progress: Progress) -> _Findings:
-    """:func:`_of_clients`, read where an audit that was broken off has finished it."""
+    """:func:`_of_clients`, or its stored result, if an interrupted audit had finished it."""
     if progress.finished is None or options.budget is not None:  # a budget may cut them
         return _of_clients(run, record, options, progress)
     facts = ("clients", type(record).__name__, options)
@@ -343,11 +344,10 @@ def _rounds(record: Record, number: int) -> list[int]:
 
 
 def _easiest(record: Record, chosen: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The chosen messages whose client's samples are simulated one by one, of the first and the last round; for pairs, of those
-    with both images and texts.
+    """The first and the last of the chosen messages, whose clients' samples are simulated one by one.
 
-    Two, as a net may give away more at its first weights, or only later: below a last layer that begins at zero, there is no
-    gradient in the first round.
+    For pairs, clients with both images and texts are preferred. Two messages are taken, as a net may give away
+    more at its first weights, or only later: below a last layer that begins at zero, there is no gradient in the first round.
     """
 
     def lacks(message: tuple[int, int]) -> bool:
@@ -363,7 +363,7 @@ def on_images(record: Record, options: AuditOptions, not_run: dict[Part, Reason]
         not_run["images"] = Reason("not available", "no client whose message was kept has images")
         return []
     calls: list[tuple[bool, Callable[..., Attacked]]] = [(False, partial(on_message, record, *message)) for message in chosen]
-    if isinstance(record, RunRecord) and not record.summed:  # of a client with one image, the server sees no message but a sum
+    if isinstance(record, RunRecord) and not record.summed:  # the server sees only sums
         singles = partial(on_single_images, record, most=options.singles, workers=workers)
         calls += [(True, partial(singles, *message)) for message in _easiest(record, chosen)]
     easiest: list[Attacked] = []
@@ -393,7 +393,7 @@ def on_texts(record: Record, options: AuditOptions, not_run: dict[Part, Reason],
             return results
         results.append(on_texts_of(record, round, client, options.seed, say))
     if record.summed:
-        not_run["texts"] = Reason("not available", "of a client with one text, the server sees no message but a sum")
+        not_run["texts"] = Reason("not available", "the server sees only sums, never the message of a client with one text")
     for message in _easiest(record, chosen) if isinstance(record, RunRecord) and not record.summed else []:
         try:
             results.append(on_single_texts(record, *message, options.seed, say))

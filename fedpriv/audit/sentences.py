@@ -62,7 +62,7 @@ def images(target: ImageTarget) -> str:
 
 
 def _messages(targets: Sequence[ImageTarget]) -> Iterator[str]:
-    """A sentence for each message; a single one for those on which no attack was mounted for the same reasons."""
+    """A sentence for each message; messages on which no attack was mounted, for equal reasons, share one sentence."""
     unknown: dict[str, list[ImageTarget]] = {}
     for target in targets:
         if judge_images.best(target) is None:
@@ -126,7 +126,7 @@ def _more(target: ImageTarget) -> str:
 
 
 def _compared(best: Recovery) -> str:
-    """What guesses recover, and where that is as much, the recovery at a threshold at which they recover fewer."""
+    """What guesses recover; if as many as the attack, also the recovery at a threshold where guesses recover fewer."""
     figures, limit, baselines = best.figures, best.limit, best.target.baseline_successes
     public = figures.public_successes if figures.public_successes is not None else baselines.get(judge_images.PUBLIC)
     of_flat = baselines.get(judge_images.FLAT, {}).get(limit, 0) > (public or {}).get(limit, 0)
@@ -399,8 +399,8 @@ def contradiction(lower: CanaryBound, claim: float) -> str:
     """The sentence on a lower bound that exceeds the claim."""
     return (
         f"By {lower.name} the canaries show an epsilon of at least {lower.epsilon:.3g}, above the {claim:.3g} of the privacy "
-        "accountant: noise or clipping is not what it assumes. Where both are, one of the four bounds still exceeds a tight "
-        "epsilon in up to one run of five."
+        "accountant: noise or clipping is not what it assumes. Even if both are right, one of the four bounds exceeds a "
+        "tight epsilon in up to 20 % of runs."
     )
 
 

@@ -389,7 +389,7 @@ def test_canaries_above_the_ledger_come_first() -> None:
     assert (answered.words, answered.sentence) == (
         "Claimed epsilon contradicted",
         "By one run the canaries show an epsilon of at least 6, above the 2 of the privacy accountant: noise or clipping is not "
-        "what it assumes. Where both are, one of the four bounds still exceeds a tight epsilon in up to one run of five.",
+        "what it assumes. Even if both are right, one of the four bounds exceeds a tight epsilon in up to 20 % of runs.",
     )
     assert verdict(run)[-2:] == [
         "Lower bounds of epsilon from 1,000 canaries, 500 of them used, at delta 1e-05 and 95 % confidence: one run 6, assuming "

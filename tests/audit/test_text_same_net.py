@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedpriv.attacks.attack import TextAttack
-from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction, counts_of
 from fedpriv.attacks.lab.control import Control
@@ -118,6 +118,29 @@ def test_beside_an_image_there_is_no_control() -> None:
 
     said = "it was not tried on undefended messages of this net, which also takes an image with each text"
     assert reason(failed(Tokens(torch.nan), beside="an image")) == Reason("no control", said)
+
+
+def test_who_finds_no_words_in_several_steps_is_tried_on_several_undefended_steps_of_the_net() -> None:
+    """It does not read the change as one step, so that the number of steps alone is no reason."""
+    schedules = []
+
+    class Tokens(Fails):
+        name = "any"
+        finds_order = False
+
+        def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
+            schedules.extend(observation.schedule for observation in observations)
+            return super().run(observations, seed)
+
+    target, steps = made_up(Steps(2, 1)), Schedule(lr=0.1, steps=3, batch_size=1)
+
+    def observe(threat: ThreatModel) -> Iterator[Observation]:
+        for seen in target.observe(threat):
+            yield replace(seen, kind="change", schedule=steps)
+
+    attack = Tokens(torch.nan)
+    assert reason(failed(attack, observe=observe)).kind == "same net"
+    assert schedules == [steps] * (2 + 3)
 
 
 def test_without_the_private_layers_there_is_no_control() -> None:

@@ -39,8 +39,8 @@ class Inversion:
         attack: its name.
         reconstruction: the full result, with its loss.
         threat: the assumed knowledge of the attacker.
-        controls: those that were run.
-        reasons: why a failure would be no evidence in spite of the controls.
+        controls: the controls that were run.
+        reasons: why a failure would be no evidence, although the controls were passed.
     """
 
     attack: str

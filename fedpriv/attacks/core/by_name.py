@@ -137,7 +137,7 @@ class Registry(Generic[T]):
         return self.add(declared if isinstance(declared, str) else point.name, thing, point.value.partition(":")[0].strip())
 
     def _has_met(self, thing: Any) -> bool:
-        """Whether the import of a thing already registered or refused it, or what its decorator returned."""
+        """Whether importing it already registered or refused it (a decorator may have wrapped it)."""
         where = getattr(thing, "__module__", ""), getattr(thing, "__qualname__", "")
         return any(thing is met for met in (*self._known.values(), *self._refused)) or where in self._origins.values()
 

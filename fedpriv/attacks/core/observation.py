@@ -267,8 +267,9 @@ class Observation:
             evidence.
         zero_gradient_change: a tensor's first weights -> their change if all their gradients are zero, for an optimiser that no
             schedule describes; ``None`` where the attacker does not know the optimiser.
-        penalty: what weight decay adds to a tensor's change, whatever the gradients are, from its first weights; for optimisers
-            whose steps are linear in the gradients, such as SGD with clipped gradients.
+        penalty: a tensor's first weights -> the part of its change due to weight decay alone, whatever the gradients are; only for
+            optimisers whose steps are linear in the gradients, such as SGD with clipped gradients. ``zero_gradient_change``
+            is the whole change, if all gradients are zero.
         buffers: the net's buffers as the client sent them, such as running means, by the names of ``net``; :attr:`weights` has
             them as the client got them.
         passes: ``None`` where the attacker does not know them.

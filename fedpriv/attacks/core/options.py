@@ -11,7 +11,10 @@ MOST = 1_000_000
 
 
 def ranged(default: Any, least: int = 0, most: int = MOST) -> Any:
-    """A field of a whole number from ``least`` to ``most``. Other whole numbers are at least 1, or 0 if that is the default."""
+    """A field of a whole number from ``least`` to ``most``.
+
+    Whole-number fields not declared by this have minimum 1, or 0 if their default is 0.
+    """
     return field(default=default, metadata={"least": least, "most": most})
 
 

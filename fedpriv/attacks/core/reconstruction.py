@@ -116,7 +116,7 @@ class SingleReconstruction:
 def together(observations: Sequence[Observation], attack: Callable[[Observation], SingleReconstruction]) -> Reconstruction:
     """Attack one message after the other, for attacks that gain nothing from a batch of messages.
 
-    Every message gets as many rows: those beyond its own images are NaN, with label -1.
+    Every message gets the same number of rows: rows beyond its own images are NaN, with label -1.
 
     Raises:
         Inapplicable: the attack refuses a message; an :class:`Empty` message is refused only if all are empty.

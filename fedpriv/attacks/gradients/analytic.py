@@ -259,7 +259,8 @@ class _Rows:
 
     @property
     def uncertainty(self) -> Tensor:
-        """The same for the whole row, whose entries that were not sent are unknown ``(m,)``."""
+        """Expected squared error of the whole row, whose entries that were not sent are unknown, as a share of its norm's square
+        ``(m,)``."""
         share = self._entries / self.ratios.shape[1]
         return 1 - share + share * self.noise
 

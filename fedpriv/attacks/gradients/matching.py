@@ -27,7 +27,7 @@ PRUNED_ERROR = 1e-4
 """Assumed squared error of an entry of a pruned gradient, as a share of the mean square. The entries sent are exact, but too few
 to do without a prior."""
 EXACT_ERROR = 1e-8
-"""The same for an exact tensor beside noisy ones, so that it does not outweigh them entirely."""
+"""Assumed squared error of an entry of an exact tensor beside noisy ones, so that it does not outweigh them entirely."""
 Loss = Callable[[Mapping[str, Tensor], Data], Tensor]
 """Unknowns and data of one reconstruction -> its loss ``()``."""
 
@@ -326,7 +326,7 @@ def gradient_from_signal(
 
 
 def bypassing_tensors(net: nn.Module, layer: nn.Module, weights: Data, names: Sequence[str], inputs: Tensor) -> list[str]:
-    """Those of the tensors ``names`` that affect the net's output by a path around ``layer``, such as a residual connection.
+    """The tensors, of ``names``, that affect the net's output by a path around ``layer``, such as a residual connection.
 
     Their gradients do not follow from the signal at the layer's output.
     """

@@ -81,8 +81,8 @@ class Dlg(ImageAttack):
         enough: unexplained share of the gradient's squared norm at which a start ends.
         failed: unexplained share above which a start has failed.
         give_up: (outer step, share): a start above this share at this step is replaced by a new one, except in the last restart.
-        stalled: (outer steps, share): a start ends if its loss fell by less than this share in so many steps; once it has
-            succeeded, by less than a quarter.
+        stalled: (outer steps, share): a start ends if its loss fell by less than this share in so many steps; after success, it
+            already ends when the loss falls by less than 25 %.
         history: of L-BFGS.
         normalised: give every tensor equal weight (:func:`fedpriv.attacks.gradients.distances.per_layer`), not every entry.
     """

@@ -82,7 +82,7 @@ class RowDistance:
         return score
 
     def _of_what_was_sent(self, rows: Tensor, sent: Tensor) -> Array:
-        """The same score on the entries that were ``sent`` ``(m, in)``, of rows with enough of them (:data:`ENOUGH`)."""
+        """The score on only the entries that were ``sent`` ``(m, in)``, of rows with enough of them (:data:`ENOUGH`)."""
         enough = sent.double().mean(dim=1) >= ENOUGH
         if not bool(enough.any()):
             return -torch.ones(len(self.fed), dtype=torch.float64).numpy()

@@ -63,7 +63,8 @@ class ImageAttempt(Attempt[ImageAttack, Reconstruction, Scores]):
 
     @property
     def recovered(self) -> Rate | None:
-        """How many images it recovered; if it knows public images, at the loosest threshold where these are more than copies."""
+        """How many images it recovered; if it knows public images, at the loosest threshold at which it recovers more images than
+        copies would."""
         if self.scores is None:
             return None
         rates = self.scores.recovered
@@ -152,8 +153,8 @@ def attempt(
 def attackers(name: str, masked: int, options: dict[str, Any] | None = None) -> list[Attacker[ImageAttack]]:
     """The attackers to report for an attack by name.
 
-    That is the attack itself. If it needs the last layer and ``masked`` linear layers hide it, it is all of :func:`suited`, with
-    the options of audits: a defence is only as good as the best attack on it.
+    That is the attack itself. If the attack needs the last layer and ``masked`` linear layers hide it, all attackers of
+    :func:`suited` are returned, with the options of audits: a defence is only as good as the best attack on it.
 
     Args:
         options: of the attack; with several attackers, of those that have them.
@@ -202,7 +203,7 @@ def run_controls(
     Args:
         observed: the messages to attack. The controls' victim hides the last layer if they do, takes as many local steps if the
             attack simulates them, and has BatchNorm if their net normalises by the batch.
-        images: the images behind all messages ``(n, C, H, W)``. The controls have as many per message, up to what the attack
+        images: the images behind all messages ``(n, C, H, W)``. The controls have as many per message as the target, up to what the attack
             declares, and of the same size, up to :data:`LARGEST`.
     """
     attack = attacker.attack
@@ -263,7 +264,7 @@ def harder(attack: ImageAttack, first: Observation, labels: Tensor) -> Iterator[
     behind = labels.shape[1]
     if first.num_examples is None and behind > 1:
         yield f"messages do not say how many images are behind them ({behind}), and those of its control do"
-    if not attack.optimises and attack.exceeds_control(behind):  # an attack that optimises is not run on as many
+    if not attack.optimises and attack.exceeds_control(behind):  # an attack that optimises is not run on so many images
         yield f"{behind} images are behind a message, and its control has at most {attack.max_batch}"
     if attack.optimises and not attack.any_labels and any(len(own.unique()) < behind for own in labels):
         yield "images behind a message share classes, and those of its control do not"

@@ -21,8 +21,8 @@ from fedpriv.attacks.gradients.local_update import simulate_local_update
 from fedpriv.attacks.gradients.multistep import as_gradient, is_bias, penalties, response
 
 LEAST, LEAST_EXACT = 0.9, 0.995
-"""Smallest cosine of an explained message: where batches may be in another order or many steps are read as one, and where the
-simulation is exact. There, DLG on its reference net recovers half of the images at a cosine of 0.996, and none at 0.985."""
+"""Smallest cosine of an explained message. ``LEAST``: if batch order is unknown or steps are merged. ``LEAST_EXACT``: if the
+simulation is exact, where DLG on its reference net recovers half of the images at a cosine of 0.996, and none at 0.985."""
 MOST, MOST_EXACT = 1.25, 1.1
 """Largest factor by which a tensor's length may differ from the simulated one's; attacks compare lengths, too."""
 MAX_EXACT_NOISE = 1e-3
@@ -64,7 +64,7 @@ class Agreement(NamedTuple):
         return self.doubt_of(SIMULATED)
 
     def doubt_of(self, what: str) -> str | None:
-        """The same, where ``what`` does not give the message."""
+        """As :attr:`doubt`; ``what``: the clause that the steps do not give the message, for the answer."""
         least, most = (LEAST_EXACT, MOST_EXACT) if self.exact else (LEAST, MOST)
         alike = self.cosine + self.error >= least
         if alike and self.factor <= most:

@@ -35,7 +35,7 @@ class Attacker(Generic[AttackT]):
     @property
     def name(self) -> str:
         """The name in tables."""
-        by_threat = self.attack.modality == "text" and self.threat.top == "initial"  # on images it is an attack of its own
+        by_threat = self.attack.modality == "text" and self.threat.top == "initial"  # for images, known-head is a separate attack
         return f"{self.attack.name}{', knowing the initial head' if by_threat else ''}{f' on {self.what}' if self.what else ''}"
 
 
@@ -56,7 +56,7 @@ class Attempt(Generic[AttackT, Result, Scores]):
     Attributes:
         reconstruction: ``None`` where the attack was not run.
         inapplicable: why it was not run.
-        controls: the controls that were run, with the attack's options and as many samples per message.
+        controls: the controls that were run, with the same options and number of samples per message as the target.
         reasons: why a failure is no evidence, although the controls were passed.
     """
 
@@ -88,7 +88,8 @@ def difference_reasons(clauses: Iterable[str]) -> tuple[Reason, ...]:
 
 
 def add_same_net_control(attempt: AttemptT, control: Control | None) -> AttemptT:
-    """The attempt with a control on the attacked net, if there is one; where it failed, too, the failure is no evidence."""
+    """The attempt with a control on the attacked net, if there is one; if this control fails as well, the attack's failure is no
+    evidence."""
     if control is None:
         return attempt
     reasons = () if control.passed else (Reason("same net", control.sentence),)

@@ -29,7 +29,7 @@ SETTLED = wilson(0, SINGLES).high
 def attempt_on(
     target: Target, attacker: Attacker[ImageAttack], seed: int, say: Say, controls: bool = True, announce: bool = True
 ) -> ImageAttempt:
-    """Attack, after the controls; without them where it has passed them on the images before."""
+    """Run the controls, then attack; skip controls that were passed on earlier images."""
     if announce and spent(say) is None:
         say(f"{target.title}: {attacker.name}")
     return target.run(attacker, Trial(seed, partial(spent, say), mounting(say), controls))
@@ -42,8 +42,9 @@ def until_decided(
     """Attack messages of one image each until the result is decided.
 
     Closed forms are tried on all images. Attackers that optimise are tried on the ``first``, and then on twice as many each time,
-    as long as no interval lies above :data:`SETTLED` and not all that count as evidence lie below it. Once an attacker has
-    recovered all, those after it are not tried: none can recover more. Each interval is for the number of images that were tried.
+    until one interval lies above :data:`SETTLED`, or the intervals of all attacks that count as evidence lie below. Once an
+    attacker has recovered all images, later attackers are not tried: none can recover more. Each interval is for the number of
+    images that were tried.
 
     Args:
         most: largest number of images on which attackers that optimise are tried.
@@ -74,7 +75,7 @@ def until_decided(
 
 
 def all_found(attempts: Sequence[ImageAttempt]) -> Reason | None:
-    """That one of the attempts recovered all, as a reason to try no others; ``None``: none did."""
+    """A reason to try no others: an attempt recovered all images; ``None``: no attempt did."""
     rates = [(attempt.attacker.name, attempt.recovered) for attempt in attempts if attempt.recovered is not None]
     return next((Reason("not needed", f"{name} recovered all {rate.n}") for name, rate in rates if rate.share == 1), None)
 

@@ -37,8 +37,8 @@ def inverted_centers(record: RunRecord, round: int, client: int) -> tuple[Center
     """The most likely images whose embeddings are the client's class centres, compared with its images.
 
     The body is that which the client uploaded; the projector has the weights of round 0's broadcast, as the client's own was
-    never sent. What images look like is taken from public ones. The attack is mounted twice, as if this net were the client's
-    and as if it were as far from it as the centres are from those of public images; what counts more is returned.
+    never sent. What images look like is taken from public ones. The attack is run twice: assuming that this net is the
+    client's, and assuming that it differs from it as much as sent and public centres do. The better result is returned.
 
     Returns:
         the figures, and the images by name; ``None`` where no centres were sent, or the attack cannot be mounted.
@@ -51,7 +51,7 @@ def inverted_centers(record: RunRecord, round: int, client: int) -> tuple[Center
         present, centers = list(sent), torch.stack(list(sent.values()))
         embed, likely = embedding(observation, _projector(observation)), fit_prior(public, labels, present)
         far = float(relative_distance(_embedded(observation, embed, likely.means), centers).median().sqrt())
-        options = [CenterOptions(slack=far), CenterOptions()]  # of equals the first, which is never far from a guess
+        options = [CenterOptions(slack=far), CenterOptions()]  # on a tie the first wins; with slack it stays near the guess
         tried = [invert_centers(observation, embed, centers, likely, option) for option in options]
     except Inapplicable:
         return None

@@ -91,7 +91,7 @@ def of_images(record: Record, message: Message, seen: Observation) -> Observatio
 
 
 def knows_texts(seen: Observation) -> bool:
-    """Whether nothing but images is unknown of the net that :func:`of_images` gave; so it is for a run on images."""
+    """Whether only the images that go into the net of :func:`of_images` are unknown; always true for runs on images."""
     return _UNKNOWN not in seen.net.state_dict()
 
 

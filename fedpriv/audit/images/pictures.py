@@ -12,7 +12,7 @@ from torch.nn import functional as F
 SHOWN = 8
 """Images in a row."""
 SIDE, GAP = 96, 6
-"""Pixels of an image, at least half as many, and between two."""
+"""``SIDE``: target width of an image in pixels (at least half is reached); ``GAP``: pixels between images."""
 
 
 def grid(rows: Mapping[str, Tensor]) -> bytes:

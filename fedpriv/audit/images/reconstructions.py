@@ -42,7 +42,7 @@ class Attacked:
 
     @property
     def all_recovered(self) -> bool:
-        """Whether an attempt recovered all of its images, more than guesses would count for."""
+        """Whether an attempt recovered all of its images, and more than the baselines recover."""
         complete = [attempt for attempt in self.attempts if attempt.recovered is not None and attempt.recovered.share == 1]
         return any(not self.target.guessed(attempt) for attempt in complete)
 
@@ -80,7 +80,7 @@ class Attacked:
         return f"{SHOWN} of {n} images: those that {best.attacker.name} reconstructed best."
 
     def described(self, picture: str | None) -> ImageTarget:
-        """As a result; ``picture``: the name of that of the reconstructions."""
+        """The target as an :class:`ImageTarget`; ``picture``: the file name of its picture."""
         bare = ImageTarget(
             title=self.target.title,
             kind=self.kind,

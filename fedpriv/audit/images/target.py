@@ -48,9 +48,10 @@ class Target(Images):
         reference, reference_labels: public images of the same kind, for the baselines; ``None`` where there are none.
         note: a further note; for pairs, on the texts.
         doubt: why attacks that simulate the clients' steps are inconclusive on these messages; ``None``: the steps explain them.
-        doubt_of_one_step: the same of attacks that read a change as the gradient of one step.
-        doubts_all: whether all other attacks are inconclusive then, too: where steps and loss are only declared, a message that
-            they do not explain may be of other images.
+        doubt_of_one_step: why attacks that read a change as the gradient of one step are inconclusive; ``None``: one step
+            explains the messages.
+        doubts_all: if the steps do not explain the messages, whether all other attacks are inconclusive, too. They are where
+            steps are only declared: such a message may be of other images.
         on_same_net: the control of an attacker on the attacked net, at the weights of the messages
             (:mod:`fedpriv.attacks.lab.same_net`); ``None``: the net is that of the controls.
     """
@@ -79,8 +80,8 @@ class Target(Images):
         return attempt if mounted.reach is None else replace(attempt, reasons=difference_reasons([mounted.reach.text]))
 
     def with_doubts(self, attempt: ImageAttempt) -> ImageAttempt:
-        """An attempt, marked inconclusive where it failed and simulates steps that are not the clients', or recovers nothing from
-        undefended messages of the same net either.
+        """Mark a failed attempt inconclusive if its simulated steps are not the clients', or if it also fails on undefended
+        messages of this net.
 
         Closed forms need the control on the same net, too: below a last layer that is still zero, as in many new nets, no
         gradient shows anything, and later ones may show all. A malicious server does not: it targets one class, which the
@@ -252,7 +253,7 @@ def _of_source(source: _Source, title: str, images: Tensor, labels: Tensor, mask
 
     @cache
     def doubt(one_step: bool) -> str | None:
-        if not knows_texts(source.read(first, ThreatModel())):  # the net that it is given stands for none
+        if not knows_texts(source.read(first, ThreatModel())):  # the text's features are unknown, so this net matches no real one
             return None
         return _unexplained(source, images if views is None else views[:, -1], labels, one_step, is_mean)
 

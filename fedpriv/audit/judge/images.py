@@ -68,9 +68,9 @@ def _merit(recovery: Recovery) -> tuple[float, float]:
 
 
 def best(target: ImageTarget) -> Recovery | None:
-    """Of the conclusive attacks, the one that recovered the largest share; among equals, the one with the least median error.
+    """The conclusive attack that recovered the largest share; among equals, the one with the least median error.
 
-    Attacks on single images are on different numbers of them.
+    Attacks may have been tried on different numbers of single images, so shares are compared.
     """
     return max(conclusive(target), key=_merit, default=None)
 
@@ -82,7 +82,8 @@ def best_of(run: AuditedRun, kind: TargetKind) -> Recovery | None:
 
 
 def is_known(target: ImageTarget) -> bool:
-    """Whether it is known what can be recovered: more was than guesses recover, or the failure of an attack is evidence."""
+    """Whether it is known what can be recovered: more images were recovered than guesses recover, or an attack's failure is
+    evidence."""
     return any(outcome.status.is_evidence for outcome, _ in ran(target)) or beyond_baselines(target) is not None
 
 
@@ -127,7 +128,8 @@ def beside_guesses(target: ImageTarget, figures: ImageFigures) -> tuple[int, Rec
     """What stands beside the images that an attack recovered (:func:`recovered`).
 
     Returns:
-        how many of them guesses recover; and, where these are as many, the recovery beyond the baselines at a stricter threshold.
+        the number that guesses recover at this threshold; if at least as many, also the recovery at a threshold where the attack
+        beats them.
     """
     counted = recovered(figures)
     guessed = guesses(target.baseline_successes, figures)[counted.limit]
@@ -135,9 +137,9 @@ def beside_guesses(target: ImageTarget, figures: ImageFigures) -> tuple[int, Rec
 
 
 def may_be_more(target: ImageTarget) -> str | None:
-    """Why more images may be recoverable than were: the failure of no attack is evidence.
+    """Why more images may be recoverable than were recovered: no attack's failure is evidence.
 
-    ``None``: one is, or all were recovered, or no attack is conclusive.
+    ``None``: some attack's failure is evidence, or all images were recovered, or no attack is conclusive.
     """
     statuses = [outcome.status for outcome, _ in ran(target)]
     if best(target) is None or all_recovered(target) or any(status.is_evidence for status in statuses):

@@ -24,7 +24,7 @@ def samples_cut(run: AuditedRun) -> bool:
 
 
 def _was_cut(target: ImageTarget | TextTargetResult) -> bool:
-    """Whether an attack on a target was cut. A text attack that was run was not, whatever makes its failure no evidence."""
+    """Whether an attack on a target was cut. A text attack that ran never counts as cut, even if its control was."""
     if isinstance(target, ImageTarget):
         return any(was_cut(outcome.cut) or any(map(was_cut, outcome.status.reasons)) for outcome in target.outcomes)
     return any(not outcome.status.was_run and any(map(was_cut, outcome.status.reasons)) for outcome in target.outcomes)
@@ -51,10 +51,11 @@ def samples_not_known(run: AuditedRun) -> Iterator[str]:
 
 
 def _not_known(run: AuditedRun, sample: str, targets: Sequence[T], is_known: Callable[[T], bool]) -> Iterator[str]:
-    """That samples can be recovered, where no attack on them is evidence, or attacks on a target were cut before one was.
+    """Yields "samples can be recovered" if no attack on them is evidence, or the budget cut the attacks on a target before
+    one was.
 
-    Otherwise that single ones can, where no attack on clients with one sample (the easiest case) is evidence; with the rounds of
-    these where they are not all.
+    Otherwise yields "single samples can be recovered" if no attack on clients with one sample (the easiest case) is evidence,
+    naming the rounds if only some are open.
 
     Args:
         sample: ``image`` or ``text``.
@@ -77,7 +78,8 @@ def statistics_not_known(run: AuditedRun) -> Iterator[tuple[str, str]]:
     """The statistics that are gradients from which samples may be recoverable though none were, and of which kind.
 
     They are sent beside the model, and defences may leave them as they are, so that attacks on the model say nothing of them.
-    Clients with one sample decide, if there are any; not where these gave away everything by the model's change.
+    Clients with one sample decide, if there are any. They also count as known if the model's change already gave away all
+    their images.
     """
     for what in (statistic.what for statistic in run.statistics if statistic.gradient):
         known = [(target, images.is_known(target.part(what)) or images.all_recovered(target)) for target in run.images]

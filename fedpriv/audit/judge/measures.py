@@ -21,7 +21,8 @@ class Measure:
 
     Attributes:
         value: the figure; ``None``: not known.
-        left_open: why the leakage may be larger than the figure, so that it does not meet an upper bound; ``None``: it is not.
+        left_open: why the leakage may be larger than the figure, so that it does not meet an upper bound; ``None``: nothing
+            speaks for a larger leakage.
         is_share: whether it is from 0 to 1.
         unknown: why it may not be known.
     """
@@ -49,13 +50,13 @@ def most_recovered(run: AuditedRun) -> Rate | None:
     rates = [most.rate for target in run.images if (most := images.best(target)) is not None]
     exact = [attack.figures.exact for target in run.texts if (attack := texts.best(target)) is not None]
     rates += [rate for rate in exact if rate is not None]
-    # What class centres do not give away is no evidence, so they can only add to what is known.
+    # That class centres give nothing away is no evidence: they can only add to what is known.
     rates += [center.recovered.rate for center in run.centers if images.gives_away(center)]
     return max(rates, key=lambda rate: (rate.share, rate.high), default=None)
 
 
 def most_open(run: AuditedRun) -> OpenRate | None:
-    """Of all conclusive attacks, the rate whose interval reaches highest; ``None``: none is conclusive."""
+    """The rate of the conclusive attack whose interval reaches highest; ``None``: none is conclusive."""
     rates = [
         OpenRate(recovery.rate, recovery.outcome.attack, target.kind)
         for target in run.images

@@ -100,8 +100,8 @@ def status_of(attack: MembershipOutcome, attacks: Sequence[MembershipOutcome], l
     identified more members at a low false-positive rate than guessing.
 
     Args:
-        attacks: all of the run, it among them.
-        limit: why its failure would be no evidence; ``None``: it would be.
+        attacks: all attacks of the run, this one among them.
+        limit: why its failure would be no evidence; ``None``: its failure would be evidence.
     """
     assert attack.together is not None, "it was not run"
     succeeded = _is_off(attack.together) or any(alarms.outcome == attack for alarms in _beyond_chance(attacks))

@@ -35,7 +35,7 @@ def ran(target: TextTargetResult) -> Iterator[BestTexts]:
 def best(target: TextTargetResult) -> BestTexts | None:
     """The attack with most exact sentences; among equals, the best ROUGE-L, then the best recall of tokens.
 
-    One whose failure is no evidence counts only if it recovered a sentence.
+    An attack whose failure is no evidence counts only if it recovered a sentence.
     """
     return max((attack for attack in ran(target) if attack.outcome.status.is_evidence), key=_merit, default=None)
 
@@ -55,9 +55,9 @@ def conclusive(target: TextTargetResult) -> list[tuple[BestTexts, Rate]]:
 
 
 def sentences_not_known(target: TextTargetResult) -> str | None:
-    """Why sentences may be recoverable where none was: of the attacks that look for them, the failure of none is evidence.
+    """Why sentences may be recoverable where none was recovered: no failure of an attack that looks for them is evidence.
 
-    ``None``: that of one is, or a sentence was recovered, or there is no such attack.
+    ``None``: some such attack's failure is evidence, or a sentence was recovered, or no attack looks for sentences.
     """
     if not seeks_sentences(target) or conclusive(target):
         return None
@@ -71,7 +71,7 @@ def most_exact(texts: Sequence[TextTargetResult], kind: TargetKind) -> Rate | No
 
 
 def naming_words(target: TextTargetResult) -> BestTexts | None:
-    """Of the attacks that named words far better than chance, the one that named most; ``None``: none did."""
+    """The attack that named most words, among those that did so far better than chance; ``None``: none did."""
     attacks = (attack for attack in ran(target) if beyond_chance(attack.figures, target.baseline))
     return max(attacks, key=_recall_of_right_words, default=None)
 
@@ -101,11 +101,12 @@ def beyond_chance(figures: TextFigures, baseline: TextScoreMeans) -> bool:
     """Whether an attack named words far better than chance.
 
     At least half of what it named is right, and at least twice the share of random words; where these are right more often than
-    not, at least half of what they miss. The same against as many of the most frequent public words. Random words would be right
+    not, at least half of what they miss. Both hold, too, against a guess
+    of equally many of the most frequent public words. Random words would be right
     as often in at most one of a hundred tries.
 
     Args:
-        baseline: of random words.
+        baseline: the scores of random words.
     """
     random = baseline.precision or 0.0
     chance = max(random, figures.by_frequency or 0.0)

@@ -2,7 +2,7 @@
 
 A client computes its centres with the net at the end of its local update, of which it sends the encoder at most. So the server
 takes the rest from local updates of its own, and averages the scores under several of them. Where the defences alter the
-encoder, it takes the whole net from them, as noise on the encoder does not hide the centres.
+encoder, it takes the whole net from them, as the centres themselves were computed without that noise.
 """
 
 from __future__ import annotations

@@ -83,9 +83,9 @@ class Membership:
         not_tried: why other attacks were not tried: they could not be mounted, or a control of theirs failed.
         controls: negative controls: areas of the attacks on the upload of a local update that saw no candidate. One of them fails
             by chance once in a thousand times, or because non-members differ from members in more than membership. FedMIA and the
-            attacks on gradients, class centres and running statistics are left out where their own fail. That of the loss
-            threshold is a local update of round 1, as later models have learned the client's samples; there is none where that
-            round's download was not kept.
+            attacks on gradients, class centres and running statistics are not reported if their own negative control fails. The
+            loss threshold's control is an update of round 1, since later models have seen the samples; there is no such control
+            where that round's download was not kept.
         positive: positive controls (:mod:`fedpriv.attacks.inference.membership_controls`), with as many shadows; they are on a
             whole model even where the last layers are hidden.
         epsilon: LiRA's lower bound and the run's ledger; ``None`` where LiRA was not tried.
@@ -153,8 +153,8 @@ def membership(record: RunRecord, round: int, clients: Sequence[int], shadows: i
     """Attack the uploads of some clients in a round; their scores are pooled, as one client has few samples.
 
     A sample that is a candidate of several clients counts for one of them: models of one round score it alike, and intervals take
-    scores as independent. FedMIA, which compares all kept rounds, is tried in the last one only: up to an earlier round no client
-    trained on its candidates' non-members, and later ones may have.
+    scores as independent. FedMIA, which compares all kept rounds, is tried in the last one only: an earlier round's
+    non-members may be trained on later.
 
     Args:
         shadows: shadow local updates per client; even. They dominate the cost: each is as expensive as a client's local update.
@@ -181,8 +181,8 @@ def membership(record: RunRecord, round: int, clients: Sequence[int], shadows: i
     controlled = [name for name in kinds if name not in not_tried and all(name in result.control for result in results)]
     pooled = {name: np.concatenate([result.control[name] for result in results]) for name in controlled}
     controls = {name: area(values, members, 1 - (1 - SURE) / len(pooled)) for name, values in pooled.items()}
-    # Shadows are a null distribution by construction, other clients, centres, gradients and statistics of other samples by
-    # assumption (the server's model may have learned members in earlier rounds): where it fails, the attack is left out.
+    # Shadows are a valid null by construction. For the other attacks that is an assumption (the server's model may have learned
+    # members in earlier rounds); if their control contradicts it, they are left out.
     not_tried |= {
         name: Reason("control failed", f"its negative control failed: {_on_no_candidate(control)}")
         for name, control in controls.items()

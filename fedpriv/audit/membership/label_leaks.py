@@ -37,7 +37,7 @@ class Labels:
         true: the true counts ``(C,)``, for scoring.
         not_applicable: rule -> why it does not apply.
         guess: the share of clients whose set is found by naming the same one each time; ``None``: not known.
-        limit: why a failure is no evidence; ``None``: it is.
+        limit: why a failure is no evidence; ``None``: it is evidence.
     """
 
     round: int
@@ -201,7 +201,7 @@ def infer_labels(record: Record, round: int, client: int) -> Labels:
     message, samples = record.message(round, client), record.public_samples()
     true, plain = torch.bincount(record.labels(client), minlength=record.classes), record.plain_change(message)
     seen = record.observation(message, ThreatModel())
-    if plain.corrected and plain.open is not None:
+    if plain.uncorrected and plain.open is not None:
         inferred = infer(seen, samples, only=[STATED])
         inferred = Inferred(inferred.by, dict.fromkeys((rule for rule in RULES if rule not in inferred.by), plain.open))
     else:

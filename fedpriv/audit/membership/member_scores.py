@@ -1,4 +1,15 @@
-"""Scores of candidates from an upload, higher for likelier members: the statistics of membership attacks."""
+"""Scores of candidates from an upload, higher for likelier members: the statistics of membership attacks.
+
+A new membership score needs:
+
+* its score: a function here or in a module of :mod:`fedpriv.attacks.inference`;
+* its kind and its positive control: ``Kind`` and ``positive_controls`` in ``attacks/inference/membership_controls.py``;
+* its name, and its entry in :data:`USED_BY` here;
+* its mount: a call in ``audit/membership/one_client.py``, with a negative control;
+* a sentence on what the server must know (threat): ``audit/membership/inference.py``, which also says whose failed negative
+  control leaves an attack out;
+* its entry in the glossary: ``audit/page/words.py``.
+"""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ from fedpriv.errors import FedprivError, UsageError
 
 FEWEST_ALIKE = 4
 """Least candidates of a class for FedMIA, whose scores are pooled by the medians of classes. That makes scores of members and
-others depend on each other: of noise, 9 % of the intervals lay above one half with 2 a class, 4 % with 4."""
+others depend on each other: on pure noise, 9 % of the AUC intervals lay above 0.5 with 2 candidates per class, 4 % with 4."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class OfClient:
 
 
 def counted_once(clients: Sequence[OfClient]) -> list[OfClient]:
-    """The results with each sample as the candidate of one client alone, and as many members as others of each class."""
+    """The results with each sample as the candidate of one client only, and equally many members and others of each class."""
     distinct, seen = list[OfClient](), np.empty(0, dtype=np.int64)
     for client in clients:
         kept = ~np.isin(client.samples, seen)
@@ -160,7 +160,8 @@ def _without_shadows(
             )
             result.add(RUNNING, USED_BY[RUNNING], scores, control)
     if is_last:
-        with noting(not_tried, FEDMIA):  # only samples of one client and class are comparable, and of each half are members
+        # Only samples of one client and class are comparable, and half of each such group are members.
+        with noting(not_tried, FEDMIA):
             classes = result.classes
             if (alike := float(np.median(np.unique(classes, return_counts=True)[1]))) < FEWEST_ALIKE:
                 raise Inapplicable(

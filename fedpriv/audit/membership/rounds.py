@@ -15,8 +15,8 @@ from fedpriv.audit.results import ControlResult, EpsilonBounds, MembershipOutcom
 from fedpriv.errors import FedprivError
 
 EARLIER = 8
-"""Most shadow local updates for each client of a round before the last kept one: a message of few local samples leaks most
-there."""
+"""Largest number of shadows per client in earlier rounds. These are attacked because messages of clients with few samples leak
+most there."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class InRounds:
     """The results of all rounds.
 
     Attributes:
-        outcomes: by round, those that were run first; a single one for a round in which no attack counts.
+        outcomes: ordered by round, within it the attacks that were run before the others; one placeholder for a round in which
+            none counts.
         controls: by round, without repetitions; those of rounds in which no attack counts are last.
         limit: why a failure to identify members is no evidence; ``None``: it is evidence.
         refused: why no attack of any round counts; ``None``: one does, or none was asked for.
@@ -57,7 +58,7 @@ def in_rounds(record: RunRecord, earlier: Sequence[int], shadows: int, seed: int
         except FedprivError as error:
             refused[round] = error.reason if isinstance(error, BudgetSpent) else Reason("not available", str(error))
             continue
-        if failed := result.failed_controls:  # a fault, other samples than the members, or a chance of one in a thousand
+        if failed := result.failed_controls:  # a bug, unlike non-members, or bad luck (1 in 1,000)
             why = f"{', '.join(failed)} found members in the negative control, so no attack of the round counts"
             refused[round] = Reason("control failed", why)
             blamed += result.described_controls()

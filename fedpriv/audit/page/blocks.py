@@ -69,7 +69,8 @@ class Table:
 
     Attributes:
         caption: for screen readers.
-        names: of the columns, after ``#`` for numbers, ``~`` for prose, ``%`` for rates; else the first column is the head.
+        names: column names with a prefix for the kind (``#`` numbers, ``~`` prose, ``%`` rates); an unprefixed first column is
+            the row head.
     """
 
     caption: str

@@ -158,7 +158,10 @@ class AttackerView:
 
     @cached_property
     def _trains_otherwise(self) -> bool:
-        """Whether the net computes in training what attacks do not model; of pairs, dropout is seen by its layers alone."""
+        """Whether the net in training is random, or computes what attacks do not model.
+
+        For image-text pairs only dropout layers are detected; the net is not run.
+        """
         if len(self._record.modalities) > 1:
             return False
         net, encoder = copy.deepcopy(self._net).float().train(), self._record.encoder
@@ -170,7 +173,7 @@ class AttackerView:
     def _altered(self, message: Message) -> Altered:
         """The message's alteration, by the net's names, with DP-SGD's clipping and noise of every step, which are public options.
 
-        DP-SGD clips each sample's gradient. For one sample that is an unknown factor; several are treated as if it were one too.
+        Clipping scales one sample's gradient by one unknown factor; for several samples we pretend that there is one, too.
         """
         privacy, altered = self._config.privacy, message.altered
         if privacy.level != "sample":
@@ -188,7 +191,7 @@ class AttackerView:
         """The weights at which the client began, by the names of :meth:`victim`, hidden ones too; attacks never get these.
 
         Args:
-            sent: names of the tensors that are attacked, by the net's names, where those are not all of the model that were sent.
+            sent: the net's names of the attacked tensors, if fewer than all tensors of the model that were sent.
 
         Returns:
             ``None``: they were not kept; those of a first local update are the run's initial ones.

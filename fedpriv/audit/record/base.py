@@ -33,7 +33,7 @@ class Message:
         num_examples: its number of samples as the message states it.
         altered: the effect of the transforms on the change, by the net's names.
         parts: how many clients it is the mean of.
-        first_update: whether it is known to be of a client that has had no local update before, as simulated ones have not.
+        first_update: whether the client is known to have had no earlier local update; true of all simulated clients.
     """
 
     round: int
@@ -51,7 +51,7 @@ class Message:
         return [name for name in self.uploaded if is_model(name)]
 
     def simulated(self, uploaded: Mapping[str, Tensor]) -> Message:
-        """The message of a simulated client in its place; itself where that is what it uploaded."""
+        """The message with this upload in place of its own; the message itself if it is its own upload."""
         return self if uploaded is self.uploaded else replace(self, uploaded=uploaded, first_update=True)
 
 
@@ -69,12 +69,12 @@ class PlainChange:
 
     Attributes:
         open: why a correction may still be in them; ``None``: there is none.
-        corrected: whether all of it is.
+        uncorrected: whether the whole correction is still in them.
     """
 
     of: Mapping[str, Tensor]
     open: str | None = None
-    corrected: bool = False
+    uncorrected: bool = False
 
 
 class Record:
@@ -87,11 +87,11 @@ class Record:
         name: on the page, and in the names of pictures.
         modalities: the kinds of the samples; empty for rows of a table.
         classes: the number of classes.
-        input_shape: of an image ``(C, H, W)``.
-        seed: of controls on the attacked net.
-        encoder: of texts; ``None``: there are none.
+        input_shape: the shape of an image ``(C, H, W)``.
+        seed: the seed of controls on the attacked net.
+        encoder: the encoder of texts; ``None``: there are no texts.
         summed: whether a message is the sum of several clients' uploads.
-        declared: whether the clients' steps and samples are only declared: a message that they do not explain may be of others.
+        declared: whether steps and samples are only the caller's claim; a message that does not fit may come from other samples.
         cannot_simulate: why the record's clients cannot be simulated; ``None``: they can.
     """
 
@@ -147,7 +147,8 @@ class Record:
         return ()
 
     def steps_behind(self, message: Message, what: str) -> Schedule | None:
-        """The client's steps of whose gradients a statistic is the mean; ``None``: it is of one, or they are not known."""
+        """The steps, if the statistic is the mean of their gradients; ``None``: it is the gradient of one step, or they are
+        unknown."""
         return None
 
     def started(self, message: Message, what: str = "") -> Mapping[str, Tensor] | None:
@@ -187,7 +188,7 @@ class Record:
         raise NotImplementedError
 
     def lacking(self, client: int) -> Modality | None:
-        """Of image-text pairs, what the client has none of; ``None``: it has all."""
+        """The modality of image-text pairs that the client lacks; ``None``: it has both, or the record is not of pairs."""
         return None
 
     def public_images(self) -> PublicImages:
@@ -199,7 +200,7 @@ class Record:
         raise NotImplementedError
 
     def public_samples(self) -> Samples | None:
-        """The same as the net takes them, some of each class, for rules that infer labels; ``None``: there are none."""
+        """Public samples as inputs of the net, some of each class, for rules that infer labels; ``None``: there are none."""
         return None
 
     def statistics(self) -> tuple[Statistic, ...]:

@@ -29,7 +29,7 @@ def control_differences(
         transforms: of an upload.
         steps: whether what is attacked is the change over local steps, and not a gradient that was sent beside it.
         once: whether each sample was in one step, as one view of it.
-        otherwise: whether the net :func:`trains_otherwise`.
+        otherwise: whether the net in training is random, or computes what attacks do not model (:func:`trains_otherwise`).
     """
     clauses = []
     if config.data.augment not in (None, "none") and net.training and not once:

@@ -62,12 +62,12 @@ def plain_change(record: RunRecord, message: Message) -> PlainChange:
     try:
         added = {name: tensor for name, tensor in _correction(record, message).items() if name in change and bool(tensor.any())}
     except UsageError as reason:
-        return PlainChange(change, f"{CORRECTED}, and it cannot be computed, as {reason}", corrected=True)
+        return PlainChange(change, f"{CORRECTED}, and it cannot be computed, as {reason}", uncorrected=True)
     if not added:
         return PlainChange(change, _undeclared(record.federation.method.objective))
     schedule = None if message.num_examples is None else record.attacker.schedule(message, message.num_examples, clipped=False)
     if schedule is None:
-        return PlainChange(change, f"{CORRECTED}, and what it did to the client's steps is not known", corrected=True)
+        return PlainChange(change, f"{CORRECTED}, and what it did to the client's steps is not known", uncorrected=True)
     for name, tensor in added.items():
         if change[name].any():  # a branch of the net without data takes no steps
             decay = schedule.weight_decay_bias if is_bias(tensor) else schedule.weight_decay
@@ -80,7 +80,7 @@ def plain_change(record: RunRecord, message: Message) -> PlainChange:
 
 def _undeclared(objective: Objective) -> str | None:
     """Why a change may hold an unknown correction: an objective of another package changes gradients and does not declare how.
-    Those of fedpriv declare it, or it is zero at the received weights."""
+    fedpriv's own objectives declare their correction, or it is zero at the received weights."""
     owner = next(kind for kind in type(objective).__mro__ if "correct" in vars(kind))
     if owner.__module__.startswith("fedpriv.") or type(objective).correction is not Objective.correction:
         return None

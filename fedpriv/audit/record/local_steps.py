@@ -47,8 +47,8 @@ class LocalSteps:
         return Schedule(lr, steps, min(self._batch, self.examples), train.momentum, *decay, plain)
 
     def passes(self, buffers: Collection[str]) -> Passes | None:
-        """The batches that moved the buffers of these names, such as running means; ``None``: not as many for each of them, or
-        not known of the objective."""
+        """The batches that moved the buffers of these names, such as running means; ``None``: the buffers saw different numbers
+        of batches, or the objective does not say how many."""
         objective, accumulate = self.method.objective, self.train.accumulate
         steps = set(self._steps({name.split(".")[0] for name in buffers}).values())
         if objective.passes_per_step is None or len(steps) != 1 or steps == {0}:
@@ -67,8 +67,8 @@ class LocalSteps:
         return partial(_decayed, self.train, *self._alike)
 
     def stand_still(self) -> bool:
-        """Whether layers of the message took no step: warm-up begins every phase with a learning rate of 0, and theirs has no
-        further step."""
+        """Whether layers of the message took no step: warm-up begins every phase with a learning rate of 0, and their phases
+        have only this one step."""
         if not self.train.warmup_steps:
             return False
         phases = self.method.phases(self.round)

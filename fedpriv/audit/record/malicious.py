@@ -25,11 +25,11 @@ class Replay:
     """A client's answer to an altered download.
 
     Attributes:
-        message: the altered tensors as received, and its upload, made without its check of downloads.
+        message: the client's message: it received the altered tensors and trained with its check switched off.
         altered: names of the tensors that the server altered.
         refusal: the refusal by the client's check; ``None``: it notices nothing, or the run has switched it off.
         checked: whether the run checks downloads.
-        recorder: of the views that it trained on; ``None``: it does not augment.
+        recorder: the views that the client trained on; ``None``: it does not augment.
     """
 
     message: Message

@@ -99,7 +99,7 @@ class RunRecord(Record):
         return plain_change(self, message)
 
     def trained_apart(self, message: Message) -> bool:
-        """In an earlier local update of the client, or in a phase of this one that changes nothing of what was sent."""
+        """Whether private layers were trained in an earlier local update, or in a phase that trains none of the sent layers."""
         sent = {name.partition(".")[0] for name in message.of_model}
         entries = self.federation.resident.space.entries
         private = {entry.role for entry in entries if entry.name not in message.received} - sent
@@ -187,7 +187,7 @@ class RunRecord(Record):
         return {round: merged_clients(record, participants(agreement, round)) for round, record in records.items() if round > 0}
 
     def number(self, round: int, client: int) -> int:
-        """Under which number a message of another round is kept that has a local update of the client."""
+        """The number under which that round's message with this client's update is stored."""
         return client
 
     def behind(self, round: int, client: int) -> list[int]:

@@ -56,7 +56,7 @@ class _Shadows:
         return self.lacks[client]
 
     def size(self, client: int) -> int:
-        """The same for all shadows, so that they run in the requested order."""
+        """A constant: shadows of equal size run in the requested order."""
         return 1
 
 

@@ -1,8 +1,8 @@
 """What is sent besides the layers that give the logits: what each part reveals of a client, and how it is attacked.
 
-Statistics are recognised by their names on the wire (:func:`fedpriv.wire.statistic`). So those of unknown methods are listed too,
-and one that is named as a gradient is attacked as one. Of the model itself, buffers and layers that give no logits are listed:
-they are no change that attacks read as a gradient.
+Statistics are recognised by their names on the wire (:func:`fedpriv.wire.statistic`). So statistics of unknown methods are
+listed, too. A statistic whose kind is a gradient in :data:`MEANINGS` is attacked as one. Buffers and side layers of the model
+are only listed.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ class Meaning:
     """What a statistic reveals of the client.
 
     Attributes:
-        gradient: ``whole``: for each tensor it is a gradient of the client's loss in evaluation mode; ``change``: the change of a
-            mean of the client's regularised gradients since its last local update. Both are attacked. Empty: it is no gradient.
-        otherwise: how else it is attacked.
+        gradient: ``whole``: the gradient of the client's loss itself, in evaluation mode. ``change``: the client keeps a mean
+            gradient (weight decay included) and sends how much it changed since its last local update. Both are attacked.
+            Empty: the statistic is no gradient.
+        otherwise: how the statistic is attacked if not as a gradient.
     """
 
     says: str
@@ -128,7 +129,7 @@ def listed(schemas: Iterable[Schema], of_model: Mapping[str, str]) -> tuple[Stat
     """For each kind of what is sent besides the layers that give the logits: tensors and bytes per message, and what it reveals.
 
     Args:
-        schemas: those of the messages.
+        schemas: the schemas of the messages.
         of_model: see :func:`kinds_of_model`.
     """
     statistics = dict[str, Statistic]()
@@ -150,7 +151,7 @@ def listed(schemas: Iterable[Schema], of_model: Mapping[str, str]) -> tuple[Stat
 
 
 def exposed(record: RunRecord) -> tuple[str, ...]:
-    """The kinds that are sent besides the model unaltered although a defence alters the model.
+    """The statistics that no defence alters, although one alters the model.
 
     Each transform is applied to a test message, so that this holds for any transform.
     """

@@ -65,7 +65,7 @@ class SumRecord(RunRecord):
         ]
 
     def _single_centers(self) -> list[str]:
-        """Of which class centres the server knows that they are those of one client, where clients send some."""
+        """The class centres that the server knows to be of a single client, if clients send centres."""
         of_one, rounds = {}, self.store.rounds()
         for round, client in self.messages():
             holders = self.store.upload(round, client).tensors().get(HOLDERS)

@@ -109,7 +109,7 @@ class UpdateRecord(Record):
         return () if self.payload is None else tuple(self.payload.transforms)
 
     def gradients(self, message: Message) -> list[str]:
-        """Only whole ones."""
+        """Only statistics that are ``whole`` gradients; a ``change`` needs earlier messages."""
         return self._kinds("whole")
 
     def _kinds(self, gradient: str) -> list[str]:
@@ -130,7 +130,7 @@ class UpdateRecord(Record):
         return self.data.labels
 
     def set_guess(self, true: Tensor) -> float:
-        """Of other clients nothing is known: any set of as many classes."""
+        """The chance to guess any set of as many classes as the client has, since nothing is known of other clients."""
         return 1 / math.comb(self.classes, int((true > 0).sum()))
 
     def public_images(self) -> PublicImages:

@@ -46,7 +46,7 @@ from fedpriv.models.text.pretrained import Encoder
 Observe = Callable[[ThreatModel], Iterator[Observation]]
 
 COMPUTED = 1e-10
-"""Unexplained share of a gradient that may differ because it is computed again: an error of 1e-5 of each tensor."""
+"""The share that recomputing a gradient can leave unexplained: an error of 1e-5 of each tensor."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class TextTarget(Task[TextAttack, TextReconstruction, TextAttempt]):
         unreadable: why no attack can recover sentences from the messages.
         beside: further inputs of the net besides a text.
         statistics: statistics that are gradients, by name, as messages like those of ``observe``.
-        started: such a statistic, or empty for what ``observe`` gives -> the weights at which the client of the first message
+        started: maps a statistic's name (empty: the model's change) to the weights at which the client of the first message
             began, by the names of the message, hidden ones too; ``None``: they were not kept. Attacks never get these.
     """
 
@@ -200,8 +200,7 @@ def partial_leakage(observe: Observe, target: TextTarget) -> PartialLeakage:
 
 
 def _differences(attacker: Attacker[TextAttack], target: TextTarget, observation: Observation) -> list[str]:
-    """Clauses on what keeps attacks that match one gradient from finding sentences; for other attacks, why words may be missing
-    among those that the word embedding names."""
+    """For attacks that match a gradient: what makes this message harder. For others: why the found words are an estimate."""
     if not (attacker.attack.finds_order or attacker.attack.is_malicious()):
         why = None if observation.text is None else why_estimated(observation, observation.text.words)
         return [why] if why else []
@@ -219,11 +218,11 @@ def _astray(
     attack: TextAttack, result: TextReconstruction | str, observation: Observation, ids: Tensor, labels: Tensor
 ) -> list[str]:
     """A clause where a search did not converge: the true sentences ``(B, L)`` with labels ``(B,)`` explain a message without
-    noise better than the result. Then the search failed, and no defence held."""
+    noise better than the result. Then the search is to blame, not a defence."""
     if not attack.finds_order or isinstance(result, str) or observation.altered.variance:
         return []
     left = float(result.loss)
-    if not left > COMPUTED:  # nor where it minimises nothing
+    if not left > COMPUTED:  # also true for attacks without a loss (NaN)
         return []
     of_truth = unexplained_share(text_case(observation), ids, labels)
     if left <= of_truth + COMPUTED:
@@ -234,8 +233,8 @@ def _astray(
 
 
 def _with_controls(attempt: TextAttempt, target: TextTarget, first: Observation, trial: Trial) -> TextAttempt:
-    """A failed attempt, marked inconclusive where the attack, at its budget, recovers no undefended sentences of that number and
-    length either: through the small net of its controls or, if it does, through the attacked one.
+    """Mark a failed attempt inconclusive if the attack also fails on as many undefended sentences of this length as a message
+    has: first on the controls' small net; if it passes there, on the attacked net, with the steps of the message.
 
     After a malicious server, the attacked net has the weights of the altered download.
     """
@@ -246,9 +245,6 @@ def _with_controls(attempt: TextAttempt, target: TextTarget, first: Observation,
 
     if attack.control is None:
         return because(NO_CONTROL)
-    steps = 1 if first.kind == "gradient" else None if first.schedule is None else first.schedule.steps
-    if steps != 1:  # that it reads more steps as one is among its reasons
-        return attempt
     untried = "it was not tried on undefended messages of this net"
     if target.beside:
         return because(Reason("no control", f"{untried}, which also takes {target.beside} with each text"))

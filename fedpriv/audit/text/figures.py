@@ -62,8 +62,8 @@ def status_of(attempt: TextAttempt, figures: TextFigures | None, baseline: TextS
     """The status of an attempt: it found a sentence word for word or, where it finds no order, words far better than chance.
 
     Args:
-        figures: those of the attempt.
-        baseline: of random words.
+        figures: the figures of the attempt.
+        baseline: the scores of random words.
     """
     if figures is None:
         return attempt.status(succeeded=False)
@@ -71,7 +71,7 @@ def status_of(attempt: TextAttempt, figures: TextFigures | None, baseline: TextS
 
 
 def by_frequency(result: TextReconstruction, target: TextTarget) -> float | None:
-    """Of as many words as were named of each message, but the most frequent ones of public texts, the share that is right.
+    """Precision of a guess that names, per message, equally many of the most frequent public words.
 
     ``None``: none was named.
     """
