@@ -394,7 +394,9 @@ def on_texts(record: Record, options: AuditOptions, not_run: dict[Part, Reason],
         results.append(on_texts_of(record, round, client, options.seed, say))
     if record.summed:
         not_run["texts"] = Reason("not available", "the server sees only sums, never the message of a client with one text")
-    for message in _easiest(record, chosen) if isinstance(record, RunRecord) and not record.summed else []:
+    if not isinstance(record, RunRecord) or record.summed:
+        return results
+    for message in _easiest(record, chosen):
         try:
             results.append(on_single_texts(record, *message, options.seed, say))
         except NotSimulated as error:

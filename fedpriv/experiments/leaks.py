@@ -157,7 +157,8 @@ def _image_samples(target: ImageTarget) -> Samples:
     if not rate.successes or figures is None:
         return samples
     copies, closer = images.beside_guesses(target, figures)
-    return replace(samples, copies=copies, closer=closer and Closer(closer.rate.successes, float(closer.limit)))
+    closest = None if closer is None else Closer(closer.rate.successes, float(closer.limit))
+    return replace(samples, copies=copies, closer=closest)
 
 
 def _text_samples(target: TextTargetResult) -> Samples:
@@ -169,7 +170,7 @@ def _samples(target: ImageTarget | TextTargetResult, what: str, best: Outcome | 
     """A target with the rate of its best attack, which may have been tried on some of the samples only."""
     client = target.sender.short if target.sender.client is None else target.sender.client
     samples, recovered = (target.samples, None) if rate is None else (rate.n, rate.successes)
-    return Samples(target.kind, target.round, client, samples, recovered, best and best.attack, what)
+    return Samples(target.kind, target.round, client, samples, recovered, None if best is None else best.attack, what)
 
 
 def _share_or_unknown(target: Samples) -> tuple[float, bool]:

@@ -161,7 +161,7 @@ def _value(trade: Trade, measure: str) -> float | None:
     if measure == "accuracy":
         return trade.accuracy
     if measure == "recovered":
-        return trade.recovered and trade.recovered.share
+        return None if trade.recovered is None else trade.recovered.share
     return trade.leakage.get(measure)
 
 
@@ -172,7 +172,8 @@ def _spans(trade: Trade, measure: str) -> Iterator[tuple[float, float, float]]:
         yield (*trade.accuracy_interval, 2.8)
     if measure == "recovered" and trade.recovered:
         yield trade.recovered.low, trade.recovered.high, 2.8
-    widest = {"recovered": trade.most_open and trade.most_open.rate.high, "membership_auc": trade.membership_open}.get(measure)
+    most_open = None if trade.most_open is None else trade.most_open.rate.high
+    widest = {"recovered": most_open, "membership_auc": trade.membership_open}.get(measure)
     if widest is not None and value is not None:
         yield value, widest, 1.0
 

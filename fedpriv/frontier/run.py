@@ -371,7 +371,8 @@ def _metrics(result: Frontier) -> dict[str, float]:
     chosen = result.trade(result.chosen) if result.chosen else None
     if chosen is None:
         return {}
-    values = {"accuracy": chosen.accuracy, "recovered": chosen.recovered and chosen.recovered.share, "bytes": chosen.bytes}
+    recovered = None if chosen.recovered is None else chosen.recovered.share
+    values = {"accuracy": chosen.accuracy, "recovered": recovered, "bytes": chosen.bytes}
     return {f"chosen/{name}": float(value) for name, value in values.items() if value is not None}
 
 

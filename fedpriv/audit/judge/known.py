@@ -20,7 +20,11 @@ def was_cut(reason: Reason | None) -> bool:
 def samples_cut(run: AuditedRun) -> bool:
     """Whether an attack on samples was cut, or was tried on fewer of them."""
     left_out: tuple[Part, ...] = ("images", "texts", "class centres")
-    return any(was_cut(run.not_run.get(part)) for part in left_out) or any(map(_was_cut, (*run.images, *run.texts)))
+    return (
+        any(was_cut(run.not_run.get(part)) for part in left_out)
+        or any(map(_was_cut, run.images))
+        or any(map(_was_cut, run.texts))
+    )
 
 
 def _was_cut(target: ImageTarget | TextTargetResult) -> bool:

@@ -241,19 +241,19 @@ class RunRecord(Record):
         return whole
 
     @cached_property
-    def classes(self) -> int:
+    def classes(self) -> int:  # type: ignore[override]
         return len(self.federation.dataset.classes)
 
     @cached_property
-    def input_shape(self) -> tuple[int, ...]:
+    def input_shape(self) -> tuple[int, ...]:  # type: ignore[override]
         return self.federation.resident.net.input_shape
 
     @cached_property
-    def encoder(self) -> Encoder | None:
+    def encoder(self) -> Encoder | None:  # type: ignore[override]
         return self.federation.prepared.encoder
 
     @cached_property
-    def modalities(self) -> tuple[Modality, ...]:
+    def modalities(self) -> tuple[Modality, ...]:  # type: ignore[override]
         dataset = self.federation.dataset
         there: dict[Modality, object] = {"image": dataset.images, "text": dataset.texts}
         return tuple(name for name, samples in there.items() if samples is not None)

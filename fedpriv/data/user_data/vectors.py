@@ -137,10 +137,10 @@ def _arrays(rows: Rows, name: str) -> NDArray[np.floating[Any]]:
     table, places = rows
     column, shape = table.column(name).take(places), array_shape(table, name)
     parts = [np.stack(chunk.to_numpy(zero_copy_only=False)) for chunk in column.chunks if len(chunk)]
-    rows = np.concatenate(parts).reshape(-1, *shape)
-    if (odd := np.flatnonzero(~np.isfinite(rows.reshape(len(rows), -1)).all(1))).size:
+    arrays = np.concatenate(parts).reshape(-1, *shape)
+    if (odd := np.flatnonzero(~np.isfinite(arrays.reshape(len(arrays), -1)).all(1))).size:
         raise UsageError(f"{table.at(int(places[odd[0]]))}: column {name!r} holds a NaN or an infinity; mend it, or leave it out")
-    return rows
+    return arrays
 
 
 def _by_channel(train: Rows, test: Rows, name: str) -> tuple[Tensor, Tensor]:

@@ -106,10 +106,10 @@ def read_client(path: Path) -> ClientFile:
             raise UsageError(
                 f"{path}: {name} {absolute[name]} does not exist; `fedpriv deploy init` made it on the server's machine"
             )
-    folder, name = settings.data.dir, settings.data.name
-    if name is not None and (base / name).exists():
-        name = str(base / name)
-    data = replace(settings.data, dir=folder and base / folder.expanduser(), name=name)
+    folder, dataset = settings.data.dir, settings.data.name
+    if dataset is not None and (base / dataset).exists():
+        dataset = str(base / dataset)
+    data = replace(settings.data, dir=folder and base / folder.expanduser(), name=dataset)
     return settings.model_copy(update={**absolute, "data": data})
 
 

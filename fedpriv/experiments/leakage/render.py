@@ -170,7 +170,7 @@ def _transform(transform: Mapping[str, object]) -> str:
 
 
 def _snr(result: CellResult) -> str:
-    ratios = [value for name, value in result.reported.items() if name.startswith("snr_db/")]
+    ratios = [value for name, value in result.reported.items() if name.startswith("snr_db/") and value is not None]
     return f"{min(ratios):.0f} to {max(ratios):.0f}" if ratios else "–"
 
 
