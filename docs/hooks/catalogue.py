@@ -24,7 +24,7 @@ LAYERS = {
 
 
 @cache
-def told(*command: str) -> dict[str, Any]:
+def as_json(*command: str) -> dict[str, Any]:
     """What a command answers with ``--json``."""
     result = CliRunner().invoke(main, [*command, "--json"], catch_exceptions=False)
     answer: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
@@ -43,13 +43,13 @@ def options(rows: Sequence[Mapping[str, Any]], schema: Any, prefix: str = "") ->
 
 
 def defences() -> Iterator[str]:
-    for row in told("defenses")["defenses"]:
+    for row in as_json("defenses")["defenses"]:
         yield f"## {row['name']}\n\n{plain(row['about'])}\n"
         yield from options(row["options"], transforms()[row["name"]])
 
 
 def attacks() -> Iterator[str]:
-    for row in told("attacks")["attacks"]:
+    for row in as_json("attacks")["attacks"]:
         yield f"## {row['name']}\n\nOn {row['on']}. {plain(row['about'])}\n"
         yield from needs(row["name"])
         shown = ", ".join(f"`{option['name']}={option['default']}`" for option in row["options"])
@@ -86,18 +86,18 @@ def scope(kind: type[Attack[Any]]) -> str:
 
 def nets() -> Iterator[str]:
     yield "| net | from | input | encoder | projector | head |\n|---|---|---|---|---|---|"
-    for row in told("models")["models"]:
+    for row in as_json("models")["models"]:
         sizes = " | ".join(f"{row['bytes'][role] / 1000:,.0f} kB" for role in ("encoder", "projector", "head"))
         yield f"| `{row['name']}` | {plain(row['source'])} | {' x '.join(map(str, row['input_shape']))} | {sizes} |"
 
 
 def datasets() -> Iterator[str]:
-    yield "| data set | | usual net |\n|---|---|---|"
-    for row in told("data", "list")["datasets"]:
+    yield "| data set | samples | default net |\n|---|---|---|"
+    for row in as_json("data", "list")["datasets"]:
         yield f"| `{row['name']}` | {plain(row['about'])} | `{row['model']}` |"
 
 
 def partitions() -> Iterator[str]:
-    yield "| partition | |\n|---|---|"
-    for row in told("data", "list")["partitions"]:
+    yield "| partition | how samples are assigned |\n|---|---|"
+    for row in as_json("data", "list")["partitions"]:
         yield f"| `{row['name']}` | {plain(row['about'])} |"

@@ -22,8 +22,8 @@ PARTS: Mapping[str, Callable[[], Iterable[str]]] = {
     "commands": commands.commands,
     "config keys": config_keys.keys,
     "methods": methods.table,
-    "objectives": lambda: methods.halves("objective"),
-    "aggregations": lambda: methods.halves("aggregation"),
+    "objectives": lambda: methods.parts("objective"),
+    "aggregations": lambda: methods.parts("aggregation"),
     "defences": catalogue.defences,
     "attacks": catalogue.attacks,
     "nets": catalogue.nets,
@@ -35,4 +35,4 @@ PARTS: Mapping[str, Callable[[], Iterable[str]]] = {
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    return MARK.sub(lambda found: "\n".join(PARTS[found[1]]()), markdown)
+    return MARK.sub(lambda mark: "\n".join(PARTS[mark[1]]()), markdown)

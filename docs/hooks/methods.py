@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from catalogue import options, told
+from catalogue import as_json, options
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from plain import plain
@@ -31,15 +31,15 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    for row in told("methods")["methods"]:
+    for row in as_json("methods")["methods"]:
         files.append(File.generated(config, f"methods/{row['name']}.md", content="\n".join(page(row))))
     return files
 
 
 def table() -> Iterator[str]:
     """All methods, with links to their pages."""
-    yield "| method | | paper | shares |\n|---|---|---|---|"
-    for row in told("methods")["methods"]:
+    yield "| method | what it does | paper | shares |\n|---|---|---|---|"
+    for row in as_json("methods")["methods"]:
         shares = ", ".join(role for role in row["shares"] if role != "predictor") or "nothing"
         yield f"| [{row['name']}]({row['name']}.md) | {plain(row['title'])} | {row['paper']} | {shares} |"
 
@@ -50,23 +50,23 @@ def page(row: Mapping[str, Any]) -> Iterator[str]:
     note = NOTES / f"{name}.md"
     if note.exists():
         yield note.read_text(encoding="utf-8")
-    yield from found(name)
-    yield "## What is sent, and what stays\n\n| | |\n|---|---|"
+    yield from measured(name)
+    yield "## What is sent, and what stays\n\n| what | which |\n|---|---|"
     yield f"| sent, and merged by the server | {', '.join(row['shares']) or 'nothing'} |"
     yield f"| stays on the client | {plain('; '.join(row['keeps'])) or 'nothing'} |"
     yield f"| also sent | {plain('; '.join(row['sends_besides'])) or 'nothing'} |"
     if row["aggregation"]:
-        yield f"| objective | [{row['objective']}](halves.md#{row['objective']}) |"
-        yield f"| aggregation | [{row['aggregation']}](halves.md#aggregation-{row['aggregation']}) |"
-        made = "is broadcast" if row["broadcasts_initial_model"] else "is made by each client, from the seed"
-        yield f"| the initial model | {made} |"
+        yield f"| objective | [{row['objective']}](parts.md#{row['objective']}) |"
+        yield f"| aggregation | [{row['aggregation']}](parts.md#aggregation-{row['aggregation']}) |"
+        origin = "is broadcast" if row["broadcasts_initial_model"] else "is made by each client, from the seed"
+        yield f"| the initial model | {origin} |"
     for key, value in row["suggests"].items():
         yield f"| suggests | [`{key}`](../reference/config.md#{key}) = `{value}` |"
     yield "\nA predictor is there only where the net has one.\n\n## Options\n"
     yield from options(row["options"], options_of(methods()[name]), "method.")
 
 
-def found(name: str) -> Iterator[str]:
+def measured(name: str) -> Iterator[str]:
     """The claims of a method's paper beside what was measured, from its report."""
     report = EXPERIMENTS / name / "REPORT.md"
     if not report.exists():
@@ -76,14 +76,14 @@ def found(name: str) -> Iterator[str]:
         "this, and what differs from the paper's setting.\n"
     )
     for title, body in SECTION.findall(report.read_text(encoding="utf-8")):
-        if said := FOUND.findall(body):
-            yield f"### {title}\n\n" + "\n".join(said)
+        if findings := FOUND.findall(body):
+            yield f"### {title}\n\n" + "\n".join(findings)
 
 
-def halves(kind: str) -> Iterator[str]:
+def parts(kind: str) -> Iterator[str]:
     """All objectives, or all aggregations, with their options."""
     known, prefix = (objectives(), "") if kind == "objective" else (aggregations(), "aggregation-")
-    for row in told("methods")[f"{kind}s"]:
+    for row in as_json("methods")[f"{kind}s"]:
         yield f"### {row['name']} {{ #{prefix}{row['name']} }}\n\n{plain(row['title'])}\n\n{row['paper']}\n"
         for key, words in (("keeps", "The client keeps"), ("sends_besides", "Also sent")):
             if row[key]:

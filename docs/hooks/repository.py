@@ -30,16 +30,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     source = here if (ROOT / here).exists() else "README.md" if here == "index.md" else f"docs/{here}"
     folder = PurePosixPath(source).parent
 
-    def link(found: re.Match[str]) -> str:
-        mark, text, target, anchor = found.groups()
+    def link(match: re.Match[str]) -> str:
+        mark, text, target, anchor = match.groups()
         if source.startswith("docs/") and files.get_file_from_path(normpath(f"{PurePosixPath(here).parent}/{target}")):
-            return found[0]
+            return match[0]
         there = page_of(normpath(folder / target).removesuffix("/."))
         if files.get_file_from_path(there) is None and (ROOT / folder / target / "README.md").exists():
             there += "/README.md"
         if files.get_file_from_path(there) is None:
             if not (ROOT / folder / target).exists():
-                return found[0]  # MkDocs warns of it
+                return match[0]  # MkDocs warns of it
             return text
         return f"{mark}[{text}]({relpath(there, PurePosixPath(here).parent)}{anchor or ''})"
 

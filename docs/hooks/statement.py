@@ -19,6 +19,6 @@ def statement(level: str) -> Iterator[str]:
     yield f"* **It holds if** {here['holds_if'].replace('probability 0.1 per', 'probability `train.participation` per')}."
     yield "* **Not covered**:\n"
     everywhere = {*here["not_covered"]} & {*there["not_covered"]}
-    for one in dict.fromkeys((*here["not_covered"], *there["not_covered"])):
-        where = "" if one in everywhere else "in a simulation: " if one in here["not_covered"] else "in a deployment: "
-        yield f"    * {where}{one}"
+    for gap in dict.fromkeys((*here["not_covered"], *there["not_covered"])):
+        where = "" if gap in everywhere else "in a simulation: " if gap in here["not_covered"] else "in a deployment: "
+        yield f"    * {where}{gap}"
