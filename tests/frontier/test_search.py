@@ -15,6 +15,7 @@ from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.status import Status
 from fedpriv.audit.conditions import conditions
 from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.statistics import kinds_of_model, listed
 from fedpriv.audit.results import (
     AuditedRun,
     Cost,
@@ -92,15 +93,14 @@ def test_a_strength_under_which_clients_diverge_does_not_hold() -> None:
 def evidence_on_texts(*statistics: str) -> RunRecord:
     """Of a run on texts with one message, of which statistics were sent besides the model."""
     schema = {f"statistic.{name}": ("F32", (2,)) for name in statistics}
-    store = SimpleNamespace(upload=lambda round, client: SimpleNamespace(schema=schema))
-    federation = SimpleNamespace(
-        resident=SimpleNamespace(net=build_model("mlp", (1, 8, 8), 10)), method=SimpleNamespace(title="FedAvg")
-    )
+    of_model = kinds_of_model(build_model("mlp", (1, 8, 8), 10))
+    federation = SimpleNamespace(method=SimpleNamespace(title="FedAvg"))
     folder = SimpleNamespace(path=Path("run"), facts={"run_id": "run", "dataset": "texts"})
     about = SimpleNamespace(called="fedavg", model=SimpleNamespace(name="transformer"), seed=0)
     evidence = SimpleNamespace(
-        modalities=("text",), messages=lambda: [(1, 0)], store=store, federation=federation, folder=folder, config=about
-    )
+        modalities=("text",), messages=lambda: [(1, 0)], statistics=lambda: listed([schema], of_model), federation=federation,
+        folder=folder, config=about,
+    )  # fmt: skip
     return cast(RunRecord, evidence)
 
 
