@@ -29,12 +29,12 @@ def check_effects(config: RunConfig, asked: Mapping[str, Any]) -> None:
         _check_layered(config)
     if asked.get("model.projector") is not None:
         _check_projector(config)
-    for key, under in (_idle(config) | _idle_options(config, asked)).items():
+    for key, under in (_unused_keys(config) | _unused_method_options(config, asked)).items():
         if asked.get(key) is not None:
             raise UsageError(f"{key} has no effect under {under}")
 
 
-def _idle(config: RunConfig) -> dict[str, str]:
+def _unused_keys(config: RunConfig) -> dict[str, str]:
     """By key without effect: the setting that makes it so, and mostly what to set for an effect."""
     train, model, privacy, unused = config.train, config.model, config.privacy, dict[str, str]()
     if privacy.level == "none":
@@ -55,7 +55,7 @@ def _idle(config: RunConfig) -> dict[str, str]:
     return unused
 
 
-def _idle_options(config: RunConfig, asked: Mapping[str, Any]) -> dict[str, str]:
+def _unused_method_options(config: RunConfig, asked: Mapping[str, Any]) -> dict[str, str]:
     """The same of the options of the method and its halves, and of what these leave without effect."""
     if not any(key.startswith(("method.", "objective.", "aggregation.", "train.")) for key in asked):
         return {}

@@ -1,4 +1,4 @@
-"""The clients' data, and how it is dealt to them."""
+"""The clients' data, and how they are partitioned."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _halves_alone_are_fedavgs(cls, values: Any) -> Any:
+    def _parts_alone_are_fedavgs(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
         usual = "fedavg" if values.get("objective") or values.get("aggregation") else "mpfedcon"

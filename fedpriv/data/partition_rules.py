@@ -26,11 +26,12 @@ Indices: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PartitionTask:
-    """The input of a dealer: labels ``(N,)`` in ``0..classes-1``, the number of clients, the options and a random generator.
+    """The input of a partition rule: labels ``(N,)`` in ``0..classes-1``, the number of clients, the options and a random
+    generator.
 
     Attributes:
         owners: whose each sample is; ``None``: the data do not say.
-        seed: of ``rng``, for a dealer with a generator of its own.
+        seed: of ``rng``, for a rule with a generator of its own.
         names: of the classes, for messages; empty: they have none.
     """
 
@@ -54,7 +55,7 @@ class PartitionTask:
 
 @dataclass(frozen=True)
 class PartitionIndices:
-    """Training indices per client; ``test`` only where the dealer takes test images from the training split, too."""
+    """Training indices per client; ``test`` only where the rule takes test images from the training split, too."""
 
     train: list[Indices]
     test: list[Indices] | None = None
@@ -95,7 +96,7 @@ partitions = REGISTRY.all
 
 
 def partition_rule(*names: str, uses: Sequence[str] = ()) -> Callable[[PartitionRule], PartitionRule]:
-    """Register a dealer under its names; the first line of its docstring is what ``fedpriv data list`` shows.
+    """Register a partition rule under its names; the first line of its docstring is what ``fedpriv data list`` shows.
 
     A plug-in does the same and lists its module in the entry-point group ``fedpriv.partitions``.
 
