@@ -106,7 +106,7 @@ def test_a_sum_of_centres_is_kept_with_the_number_of_holders_of_each(tmp_path: P
     few = {"data.clients": 3, "train.participation": 1.0, "train.rounds": 1, "data.partition.name": "classes"}
     play(tmp_path / "run", "mpfedcon", **{**ON, **few, "data.partition.classes_per_client": 4})
     evidence = record_of(tmp_path / "run")
-    assert any("the sum shows that client's centre" in text for text in evidence.federation.prepared.notes)
+    assert any("the sum reveals that client's centre" in text for text in evidence.federation.prepared.notes)
     ((round, number),) = evidence.messages()
     mean = evidence.message(round, number).uploaded
     held = [set(evidence.federation.data.train(client).labels.tolist()) for client in range(3)]
