@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedpriv.attacks.core.columns import CategoryColumn, NumberColumn, RowEncoding
+from fedpriv.attacks.core.columns import CategoryColumn, NumberColumn, RowEncoding, made_up_rows
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.distances import cosine
@@ -16,7 +16,7 @@ from fedpriv.attacks.gradients.variables import Cells
 from fedpriv.attacks.image.dlg import labels_together
 from fedpriv.attacks.lab.row_controls import negative_control, positive_control
 from fedpriv.attacks.lab.setting import RowSetting
-from fedpriv.attacks.lab.tables import EXAMPLE, made_up_rows
+from fedpriv.attacks.lab.tables import EXAMPLE
 from fedpriv.attacks.rows.tableak import EXPLAINED, Search, TabLeak
 from fedpriv.attacks.scoring.row_scores import in_order, score_rows
 
@@ -71,10 +71,10 @@ def test_starts_are_pooled_by_the_median_after_matching() -> None:
 
 def test_rows_that_are_nearly_right_are_refined() -> None:
     """Wrong levels are exchanged one after the other, and numbers descend."""
-    finder, rows = search(RowSetting(rows=2, per_message=2))
+    finder, rows = search(RowSetting(TABLE, widths=(64, 16), rows=2, per_message=2))
     start = rows.clone()
-    start[:, EXAMPLE.numbers[:3]] += 0.2
-    for row, at in ((0, EXAMPLE.categories[1]), (1, EXAMPLE.categories[4])):
+    start[:, 0] *= 0.8
+    for row, at in ((0, TABLE.categories[0]), (1, TABLE.categories[1])):
         start[row, at] = start[row, at].roll(1)
     refined, loss = finder.refined(start, finder.losses(start[None])[0], sweeps=10)
     torch.testing.assert_close(refined, rows, atol=0.05, rtol=0)
