@@ -7,8 +7,8 @@ For one row, every row of the weight gradient over its entry of the bias gradien
 * the span of the gradient, whose only vectors with one-hot categories are the rows (:mod:`fedpriv.attacks.rows.span`);
 * behind a ReLU, the sparse columns of the gradient (SPEAR, :mod:`fedpriv.attacks.gradients.spear`).
 
-A mixture of rows gives itself away, as its categories are not one-hot. A change of several local steps has the same span and, as far
-as rows activate the same neurons in all steps, the same quotients.
+A mixture of rows gives itself away, as its categories are not one-hot. A change of several local steps has the same span and, as
+far as rows activate the same neurons in all steps, the same quotients.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class ClosedForm(AnalyticOptions, RowAttack):
     def run(self, observations: Sequence[Observation], seed: int = 0) -> RowReconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`.
 
-        The loss is the share of rows that are not exact ones. If fewer rows are found than there are, the rest is NaN; if the number is not
-        known, those are returned that are exact.
+        The loss is the share of rows that are not exact ones. If fewer rows are found than there are, the rest is NaN; if the
+        number is not known, those are returned that are exact.
         """
         began = time.process_time()
         encoding = require_encoding(observations[0])

@@ -1,8 +1,12 @@
 """TabLeak: gradient matching over the mixed columns of a table (Vero, Balunović, Dimitrov & Vechev, ICML 2023, arXiv:2210.01785).
 
 Numbers are descended as they are, or by a sigmoid over their range; categories by the softmax over their entries
-(:class:`fedpriv.attacks.gradients.variables.Cells`). An ensemble of starts minimises the cosine distance of gradients by Adam with
-the sign of the gradient. The rows of every start are matched to those of the best one, and pooled by the median of each entry.
+(:class:`fedpriv.attacks.gradients.variables.Cells`). An ensemble of starts minimises the cosine distance of gradients by Adam
+with the sign of the gradient. The rows of every start are matched to those of the best one, and pooled by the median of each
+entry.
+
+Differs from the paper: the pooled rows, or those of the best start if these explain the gradient better, are refined by exchanges
+of single levels; no further starts are made once the rows explain the gradient.
 
 The attacker knows the net, its weights and the client's cross-entropy; labels are inferred first, where it does not know them.
 """
@@ -55,7 +59,7 @@ class TabLeak(RowAttack):
 
     Attributes:
         steps: of signed Adam; 1,500 in the authors' code.
-        lr: as in the authors' code, the same in all steps. Where it falls as in Inverting Gradients, most starts end in wrong levels.
+        lr: as in the authors' code, the same in all steps. If it falls as in Inverting Gradients, most starts end in wrong levels.
         starts: of the ensemble, at most.
         sweeps: largest number of exchanges of levels at the end (:func:`refined`).
     """
@@ -93,8 +97,8 @@ class TabLeak(RowAttack):
 
 
 def likely_labels(observation: Observation) -> list[Tensor]:
-    """The labels ``(B,)`` behind a message, the likeliest first: those that the attacker is given, else those that the rules for counts
-    infer.
+    """The labels ``(B,)`` behind a message, the likeliest first: those that the attacker is given, else those that the rules for
+    counts infer.
 
     With few classes the rules differ now and then, and under wrong labels no rows explain a gradient.
 
