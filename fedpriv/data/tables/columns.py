@@ -29,6 +29,7 @@ class Columns:
     Attributes:
         features: numbers and categories that together are a sample; none where there is an image or a text.
         notes: what the user should know of this choice, a line each.
+        numbers, categories: features that are declared to hold numbers, or categories, which may be written as numbers.
     """
 
     label: str
@@ -36,6 +37,8 @@ class Columns:
     text: str | None = None
     features: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
 
     @property
     def read(self) -> tuple[str, ...]:

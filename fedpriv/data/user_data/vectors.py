@@ -1,28 +1,25 @@
-"""Rows of a table as vectors: numbers standardised, categories one-hot, by statistics of the training rows.
+"""Rows of a table that become vectors: which columns are features, and their cells as numbers and categories.
 
 Dates and times that are named as features are numbers, too. :mod:`fedpriv.data.encoding` says how a cell is written.
 
-The statistics are those of all clients' training rows. For a federation to have them, its server would learn of each column the
-number of values, their sum and sum of squares, and how often each level occurs.
+Their means, deviations and levels are found once the clients are known (:mod:`fedpriv.data.statistics`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from fedpriv.data.dataset import TableRows
-from fedpriv.data.encoding import MOST_LEVELS, CategoryColumn, Column, Entries, NumberColumn
+from fedpriv.data.encoding import MOST_LEVELS
 from fedpriv.data.labels import spellings
+from fedpriv.data.statistics.cells import ArrayCells, CategoryCells, Cells, NumberCells
 from fedpriv.data.tables.joined import Joined
 from fedpriv.data.user_data.numbers import Numbers, are_identifiers, is_string, no_number, numbers_of, units_differ
-from fedpriv.errors import UsageError
+from fedpriv.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,10 +36,6 @@ IDENTIFIERS = "identifiers: another whole number in every row"
 DATED = {"date": "dates", "time": "times"}
 _NUMBERS = (ROW_NUMBERS, IDENTIFIERS, *DATED.values())
 """Reasons why a column of numbers is no feature unless it is named as one."""
-PUBLIC = (
-    "columns are scaled and coded by statistics of all clients' training rows (means, deviations, levels), which count as "
-    "public: a server that collects them learns them, and no epsilon covers them"
-)
 Rows = tuple["Table", NDArray[np.int64]]
 
 
@@ -143,19 +136,6 @@ def _arrays(rows: Rows, name: str) -> NDArray[np.floating[Any]]:
     return arrays
 
 
-def _by_channel(train: Rows, test: Rows, name: str) -> tuple[Tensor, Tensor]:
-    """Training and test arrays ``(N, C, ...)`` float32, each channel standardised by its training numbers."""
-    if array_shape(test[0], name) != (shape := array_shape(train[0], name)):
-        raise UsageError(f"{test[0].origin}: column {name!r} is of shape {array_shape(test[0], name)}, in training {shape}")
-    seen, unseen = _arrays(train, name), _arrays(test, name)
-    axes = (0, *range(2, seen.ndim))
-    constant = seen.min(axes, keepdims=True) == seen.max(axes, keepdims=True)
-    mean, std = (function(seen, axes, np.float64, keepdims=True) for function in (np.mean, np.std))
-    std = np.where(constant, 1, std)
-    first, second = (torch.from_numpy(((values - mean) / std).astype(np.float32)) for values in (seen, unseen))
-    return first, second
-
-
 def has_words(values: pa.ChunkedArray) -> bool:
     """Whether over half of the values of a column of strings are texts of several words, and no codes of persons or files; or are
     of a script that has no spaces between words."""
@@ -163,38 +143,48 @@ def has_words(values: pa.ChunkedArray) -> bool:
     return 2 * sum(_WORDS.search(value) is not None for value in there) > len(there)
 
 
-def encode_tables(train: Rows, test: Rows, features: Sequence[str]) -> TableRows:
-    """Training and test rows ``(N, F)`` float32, or arrays ``(N, C, ...)``.
+def read_cells(
+    train: Rows, test: Rows, features: Sequence[str], bounds: Collection[str] = (), levels: Collection[str] = ()
+) -> tuple[Cells, ...]:
+    """The cells of the columns that are features, of training and test rows; or a column of arrays.
+
+    Args:
+        bounds: the columns that are declared to hold numbers.
+        levels: the columns that are declared to hold categories, also where their levels are written as numbers.
 
     Raises:
-        UsageError: a number is infinite, or a column is of another kind in the test rows.
+        UsageError: a number is infinite, or a column is of another kind in the test rows, or than is declared.
     """
+    for key, names in (("data.bounds", bounds), ("data.levels", levels)):
+        if strange := [name for name in names if name not in features]:
+            raise UnknownName(f"column in {key}", strange[0], features)
     if array_shape(train[0], features[0]):
-        return TableRows(*_by_channel(train, test, features[0]))
-    columns, parts = list[Column](), list[tuple[Entries, Entries]]()
-    for name in features:
-        (seen, rows), (unseen, test_rows) = ((table.column(name), rows) for table, rows in (train, test))
-        numbers, other = numbers_of(seen), numbers_of(unseen)
-        if (numbers is None) != (other is None) and unseen.null_count < len(unseen):
-            raise UsageError(f"{test[0].origin}: column {name!r} is {unseen.type}, and {seen.type} in {train[0].origin}")
-        if numbers is not None:
-            other = other or Numbers(np.full(len(unseen), np.nan))
-            if units_differ(numbers, other):
-                raise UsageError(
-                    f"{test[0].origin}: column {name!r} is written as {other.unit or 'plain numbers'}, and as "
-                    f"{numbers.unit or 'plain numbers'} in {train[0].origin}"
-                )
-            known, asked = _finite(numbers, name, train[0])[rows], _finite(other, name, test[0])[test_rows]
-            number = NumberColumn.fit(name, known)
-            columns.append(number)
-            parts.append((number.encode(known), number.encode(asked)))
-        else:
-            levels, others = seen.take(rows).to_pylist(), unseen.take(test_rows).to_pylist()
-            category = CategoryColumn.fit(name, levels)
-            columns.append(category)
-            parts.append((category.encode(levels), category.encode(others)))
-    first, second = (torch.from_numpy(np.concatenate(part, axis=1).astype(np.float32)) for part in zip(*parts, strict=True))
-    return TableRows(first, second, tuple(columns))
+        return (_array_cells(train, test, features[0]),)
+    return tuple(_cells(train, test, name, name in bounds, name in levels) for name in features)
+
+
+def _array_cells(train: Rows, test: Rows, name: str) -> ArrayCells:
+    if array_shape(test[0], name) != (shape := array_shape(train[0], name)):
+        raise UsageError(f"{test[0].origin}: column {name!r} is of shape {array_shape(test[0], name)}, in training {shape}")
+    return ArrayCells(name, _arrays(train, name), _arrays(test, name))
+
+
+def _cells(train: Rows, test: Rows, name: str, bounded: bool, levelled: bool) -> Cells:
+    (seen, rows), (unseen, test_rows) = ((table.column(name), rows) for table, rows in (train, test))
+    numbers, other = (None, None) if levelled else (numbers_of(seen), numbers_of(unseen))
+    if not levelled and (numbers is None) != (other is None) and unseen.null_count < len(unseen):
+        raise UsageError(f"{test[0].origin}: column {name!r} is {unseen.type}, and {seen.type} in {train[0].origin}")
+    if numbers is None:
+        if bounded:
+            raise UsageError(f"data.bounds: column {name!r} of {train[0].origin} holds no numbers")
+        return CategoryCells.of(name, seen.take(rows).to_pylist(), unseen.take(test_rows).to_pylist())
+    other = other or Numbers(np.full(len(unseen), np.nan))
+    if units_differ(numbers, other):
+        raise UsageError(
+            f"{test[0].origin}: column {name!r} is written as {other.unit or 'plain numbers'}, and as "
+            f"{numbers.unit or 'plain numbers'} in {train[0].origin}"
+        )
+    return NumberCells(name, _finite(numbers, name, train[0])[rows], _finite(other, name, test[0])[test_rows], numbers.unit)
 
 
 def _no_feature(name: str, values: pa.ChunkedArray, owners: Sequence[NDArray[np.int64]]) -> str | None:

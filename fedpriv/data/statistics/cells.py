@@ -1,0 +1,128 @@
+"""The cells of a table as they were read, until its clients are known and have told by what numbers they are scaled and coded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedpriv.data.encoding import CategoryColumn, Column, Entries, NumberColumn, level_of
+from fedpriv.errors import UsageError
+
+Indices: TypeAlias = NDArray[np.int64]
+ColumnKind = Literal["number", "category", "arrays"]
+
+
+@dataclass(frozen=True, eq=False)
+class NumberCells:
+    """A column of numbers, training and test rows, each ``(N,)``, NaN where one is missing."""
+
+    name: str
+    train: Entries
+    test: Entries
+    unit: str = ""
+    kind: ColumnKind = "number"
+
+    def at(self, train: Indices, test: Indices) -> NumberCells:
+        """The cells of some rows."""
+        return replace(self, train=self.train[train], test=self.test[test])
+
+
+@dataclass(frozen=True, eq=False)
+class CategoryCells:
+    """A column of categories.
+
+    Attributes:
+        train, test: the number of each row's level ``(N,)``.
+        levels: of all rows; a missing value is the level ``""``.
+    """
+
+    name: str
+    train: Indices
+    test: Indices
+    levels: tuple[str, ...]
+    kind: ColumnKind = "category"
+
+    @classmethod
+    def of(cls, name: str, train: Sequence[object], test: Sequence[object]) -> CategoryCells:
+        """The cells with these values."""
+        texts = [level_of(value) for values in (train, test) for value in values]
+        levels, numbers = np.unique(np.array(texts, dtype=object), return_inverse=True)
+        numbers = numbers.astype(np.int64)
+        return cls(name, numbers[: len(train)], numbers[len(train) :], tuple(levels.tolist()))
+
+    def at(self, train: Indices, test: Indices) -> CategoryCells:
+        """The cells of some rows."""
+        return replace(self, train=self.train[train], test=self.test[test])
+
+    def counts(self, rows: Indices) -> dict[str, int]:
+        """How many of some training rows have each level that one of them has."""
+        numbers = np.bincount(self.train[rows], minlength=len(self.levels))
+        return {level: count for level, count in zip(self.levels, numbers.tolist(), strict=True) if count}
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayCells:
+    """A column of arrays, such as time series, training and test rows, each ``(N, C, ...)``."""
+
+    name: str
+    train: NDArray[np.floating[Any]]
+    test: NDArray[np.floating[Any]]
+    kind: ColumnKind = "arrays"
+
+    def at(self, train: Indices, test: Indices) -> ArrayCells:
+        """The arrays of some rows."""
+        return replace(self, train=self.train[train], test=self.test[test])
+
+
+Cells: TypeAlias = NumberCells | CategoryCells | ArrayCells
+
+
+def bytes_of_rows(cells: Sequence[Cells], split: Literal["train", "test"]) -> list[bytes]:
+    """For each row a text that is the same for rows with equal cells."""
+    columns: list[NDArray[Any]] = [getattr(column, split) for column in cells]
+    return [b"".join(cell.tobytes() for cell in row) for row in zip(*columns, strict=True)]
+
+
+def encoded_cells(cells: Sequence[Cells], columns: Sequence[Column], split: Literal["train", "test"]) -> NDArray[np.float32]:
+    """The rows ``(N, F)`` of a table as its columns encode them.
+
+    Raises:
+        UsageError: the table lacks a column, or has one of another kind.
+    """
+    by_name, parts = {column.name: column for column in cells}, list[Entries]()
+    for column in columns:
+        held = by_name.get(column.name)
+        if isinstance(column, NumberColumn) and isinstance(held, NumberCells):
+            parts.append(column.encode(getattr(held, split)))
+        elif isinstance(column, CategoryColumn) and isinstance(held, CategoryCells):
+            place = {level: number for number, level in enumerate(column.levels)}
+            entries = np.array([place.get(level, len(column.levels)) for level in held.levels], dtype=np.int64)
+            parts.append(np.eye(column.width)[entries[getattr(held, split)]])
+        else:
+            right = "numbers" if isinstance(column, NumberColumn) else "categories"
+            raise UsageError(f"column {column.name!r} should hold {right}, and {'is missing' if held is None else 'does not'}")
+    return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+def unseen_levels(cells: Sequence[Cells], rows: Indices) -> list[str]:
+    """A line for each column whose test rows have levels that no training row has.
+
+    Args:
+        rows: of all clients' training rows.
+    """
+    lines = []
+    for column in cells:
+        if isinstance(column, CategoryCells):
+            known = np.unique(column.train[rows])
+            if (strange := np.setdiff1d(column.test, known)).size:
+                count, names = int(np.isin(column.test, strange).sum()), [column.levels[number] for number in strange.tolist()]
+                shown = ", ".join([*map(repr, names[:5]), *["..."] * (len(names) > 5)])
+                lines.append(
+                    f"column {column.name!r}: {count:,} test rows have a level that no training row has ({shown}); it is read "
+                    "as all other levels are"
+                )
+    return lines
