@@ -17,16 +17,15 @@ class Respondent:
     number: int
     rows: TrainingRows
 
-    def levels(self) -> Sealed:
-        """The levels of its columns of categories that may be named."""
-        return text_message("levels", self.number, self.rows.levels())
-
     def answer(self, question: Sealed) -> Sealed:
-        """Its statistics.
+        """The levels of some columns that it may name, or its statistics.
 
         Raises:
-            Refused: the question is no inquiry, or is about columns that it has not.
-            UsageError: a number is too large to be summed.
+            Refused: the message is no such question.
+            UsageError: the question is about columns that it has not, or a number is too large to be summed.
         """
+        if question.kind == "columns":
+            columns = read_text(question, "columns", None, tuple[str, ...])
+            return text_message("levels", self.number, self.rows.levels(columns))
         inquiry = read_text(question, "inquiry", None, Inquiry)
         return seal(Payload(self.rows.totals(inquiry).tensors(), 0, self.number, "statistics"))

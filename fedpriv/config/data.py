@@ -74,7 +74,8 @@ class DataConfig(Section):
         {}, description="least and greatest number of columns of a table, such as {age: [0, 120]}; needed under DP"
     )
     levels: Mapping[str, tuple[str, ...]] = Field(
-        {}, description="levels of columns of a table, such as {sex: [female, male]}, which clients then do not name; needed under DP"
+        {},
+        description="levels of columns of a table, such as {sex: [female, male]}, which no client then names; needed under DP",
     )
     clients: PositiveInt = Field(
         20, description="number of registered clients; follows from the data if these are partitioned already"
@@ -115,7 +116,10 @@ class DataConfig(Section):
         """Levels that are written as numbers, as in ``{smoker: [0, 1]}``, as a cell has them."""
         if not isinstance(value, Mapping):
             return value
-        texts = {name: [str(level) for level in levels] if isinstance(levels, list | tuple) else levels for name, levels in value.items()}
+        texts = {
+            name: [str(level) for level in levels] if isinstance(levels, list | tuple) else levels
+            for name, levels in value.items()
+        }
         for name, levels in texts.items():
             if isinstance(levels, list) and (not levels or len(set(levels)) < len(levels)):
                 raise ValueError(f"{name}: at least one level, each once")

@@ -127,10 +127,10 @@ def assemble(
         train, test = (_texts(table, columns.text, rows) for table, rows in parts)
         return train, test
 
-    def cells() -> tuple[Cells, ...]:
+    def cells(every: bool) -> tuple[Cells, ...]:
         from fedpriv.data.user_data.vectors import read_cells
 
-        return read_cells(parts[0], parts[1], columns.features, columns.numbers, columns.categories)
+        return read_cells(parts[0], parts[1], columns, every)
 
     def column(name: str) -> Values:
         if name not in tables[0].features:

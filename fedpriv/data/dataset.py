@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.data.encoding import Column, Encoding
@@ -67,6 +67,19 @@ class Dataset:
         """Whether it is known by what the samples are scaled and coded."""
         return not self.cells and (self.images is None or bool(self.mean))
 
+    def with_classes(self, classes: tuple[str, ...]) -> Dataset:
+        """The data set with more classes, of which it has no sample.
+
+        Raises:
+            UsageError: one of its classes is none of these.
+        """
+        if classes == self.classes:
+            return self
+        if strange := [name for name in self.classes if name not in classes]:
+            raise UsageError(f"the class {strange[0]!r} of {self.name} is none of the run's: {', '.join(classes[:5])}")
+        numbers = torch.tensor([classes.index(name) for name in self.classes])
+        return replace(self, classes=classes, train_labels=numbers[self.train_labels], test_labels=numbers[self.test_labels])
+
     @property
     def kind(self) -> SampleKind:
         """What is to be known of the samples before they can be scaled and coded."""
@@ -74,10 +87,10 @@ class Dataset:
             return SampleKind.of_cells(self.cells)
         return SampleKind((), self.train_images.shape[1], images=True)
 
-    def training_rows(self, held: Indices, min_level: int, declared: Container[str]) -> TrainingRows:
+    def training_rows(self, held: Indices, min_level: int) -> TrainingRows:
         """Some training rows, of which statistics are asked; arguments as of :class:`TrainingRows`."""
         images = None if self.images is None else self.train_images
-        return TrainingRows(held, self.cells, images, self.train_labels, min_level, declared)
+        return TrainingRows(held, self.cells, images, self.train_labels, min_level)
 
     def encoded(self, encoding: Encoding, trained: Indices) -> Dataset:
         """The data set with samples that are scaled and coded.
@@ -118,9 +131,12 @@ class Dataset:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """``(C, H, W)`` of images, ``(F,)`` of rows, or the shape of arrays; :class:`UsageError` where the samples are texts."""
+        """``(C, H, W)`` of images, ``(F,)`` of rows, or the shape of arrays; :class:`UsageError` where the samples are texts, or
+        rows that are not encoded."""
         if self.vectors is not None:
             return tuple(self.vectors[0].shape[1:])
+        if self.cells and isinstance(arrays := self.cells[0], ArrayCells):
+            return tuple(arrays.train.shape[1:])
         channels, height, width = self.train_images.shape[1:]
         return channels, height, width
 
@@ -172,7 +188,8 @@ class Dataset:
 
     def _images(self) -> tuple[Tensor, Tensor]:
         if self.images is None:
-            raise UsageError(f"{self.name} holds {'rows of a table' if self.cells or self.vectors is not None else 'texts'}, but this needs images")
+            what = "rows of a table" if self.cells or self.vectors is not None else "texts"
+            raise UsageError(f"{self.name} holds {what}, but this needs images")
         return self.images
 
 
@@ -183,7 +200,8 @@ class Opened:
     Attributes:
         images: a function of the side in pixels (``None``: unchanged) that returns decoded training and test images.
         texts: a function that returns training and test texts.
-        cells: a function that returns the cells of a table, column by column, or of arrays.
+        cells: a function that returns the cells of a table, column by column, or of arrays; given true, also of columns that are
+            no features by these rows alone.
         column: a function of a column's name that returns its values in the training and the test rows; ``None`` in place of the
             latter: the test rows have no such column.
         owners: whose each sample is; ``None``: the data do not say.
@@ -196,7 +214,7 @@ class Opened:
     images: Callable[[int | None], tuple[Tensor, Tensor]] | None = None
     texts: Callable[[], tuple[Texts, Texts]] | None = None
     suggests: Mapping[str, Any] = field(default_factory=dict)
-    cells: Callable[[], tuple[Cells, ...]] | None = None
+    cells: Callable[[bool], tuple[Cells, ...]] | None = None
     column: Callable[[str], Values] | None = None
     owners: Owners | None = None
     notes: list[str] = field(default_factory=list)

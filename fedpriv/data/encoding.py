@@ -76,11 +76,13 @@ class Encoding:
     Attributes:
         columns: of the rows of a table; none: the samples are images or arrays.
         mean, std: of each channel of images, on the [0, 1] scale, or of arrays.
+        classes: the number of training samples of each class; none: they were not counted.
     """
 
     columns: tuple[Column, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    classes: tuple[int, ...] = ()
 
 
 def level_of(value: object) -> str:

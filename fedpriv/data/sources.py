@@ -69,16 +69,19 @@ def load_data(data: DataConfig) -> Dataset:
     if dataset.is_encoded:
         return dataset
     everything, kind = np.arange(len(dataset.train_labels)), dataset.kind
-    rows = dataset.training_rows(everything, data.min_level, data.levels)
-    inquiry = kind.inquiry(rows.levels())
+    rows = dataset.training_rows(everything, data.min_level)
+    inquiry = kind.inquiry(rows.levels(kind.undeclared(data.levels)))
     return dataset.encoded(kind.encoding(inquiry, rows.totals(inquiry), data.levels), everything)
 
 
-def read_data(data: DataConfig) -> Dataset:
+def read_data(data: DataConfig, every_column: bool = False) -> Dataset:
     """Read the data set of a config, by name, or from the path of a folder, a parquet or a CSV file.
 
     It is looked for in the folder ``data.dir`` (or the environment's ``FEDPRIV_DATA``) as ``<name>/{train,test}.parquet`` (or
     CSV), and else on the Hugging Face hub.
+
+    Args:
+        every_column: whether to read columns of a table, too, that are no features by these rows alone.
 
     Raises:
         UsageError: the name is unknown, files are missing, or samples and labels do not fit.
@@ -98,7 +101,7 @@ def read_data(data: DataConfig) -> Dataset:
         default_model=source.default_model or _usual_model(opened, images and tuple(images[0].shape[1:])),
         images=images,
         texts=texts,
-        cells=opened.cells() if opened.cells else (),
+        cells=opened.cells(every_column) if opened.cells else (),
         mean=mean,
         std=std,
         suggests=opened.suggests,
@@ -195,9 +198,9 @@ def _limited(opened: Opened, limit: int | None, test_limit: int | None) -> Opene
         train, test = opened.texts()
         return tuple(train[i] for i in kept), tuple(test[i] for i in tested)
 
-    def cells() -> tuple[Cells, ...]:
+    def cells(every: bool) -> tuple[Cells, ...]:
         assert opened.cells is not None
-        return tuple(column.at(kept, tested) for column in opened.cells())
+        return tuple(column.at(kept, tested) for column in opened.cells(every))
 
     def column(name: str) -> Values:
         assert opened.column is not None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from fedpriv.data.statistics.fitting import SampleKind
 from fedpriv.data.statistics.messages import read_text, text_message
 from fedpriv.data.statistics.totals import Inquiry, Totals, added
 from fedpriv.errors import FedprivError
-from fedpriv.wire import Direction, Expected, Refused, Sealed
+from fedpriv.wire import Direction, Expected, Refused, Sealed, unseal
 
 MOST_LEVELS_NAMED = 10_000
 """Levels of a column that a client may name; more are texts or identifiers."""
@@ -23,11 +24,16 @@ MOST_LEVELS_NAMED = 10_000
 class Respondents(Protocol):
     """The clients, as the server reaches them before round 1."""
 
-    def levels(self) -> Iterable[tuple[int, Sealed]]:
-        """The levels that each client names."""
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Of the clients that are asked: those that hold training rows."""
 
     def answers(self, question: Sealed) -> Iterable[tuple[int, Sealed]]:
-        """Each client's answer to an inquiry."""
+        """Each client's answer to a question, in the order of the clients.
+
+        Raises:
+            FedprivError: a client has not answered.
+        """
 
 
 @dataclass(frozen=True)
@@ -44,42 +50,65 @@ class Gathered:
     """What came of the statistics.
 
     Attributes:
-        classes: the number of samples of each class over all clients; none: they were not asked for.
-        crossed: the messages, in their order.
+        crossed: the messages, in their order; the last one is the encoding, for every client.
     """
 
     encoding: Encoding
-    classes: tuple[int, ...] = ()
-    crossed: tuple[Crossed, ...] = field(default=(), repr=False)
+    crossed: tuple[Crossed, ...] = field(repr=False)
+
+    @property
+    def message(self) -> Sealed:
+        """The encoding as it is sent."""
+        return self.crossed[-1].message
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """All messages as JSON values."""
+        return [
+            {"direction": crossed.direction, "times": crossed.times, "message": b64encode(crossed.message.data).decode()}
+            for crossed in self.crossed
+        ]
+
+    @classmethod
+    def from_json(cls, values: list[dict[str, Any]]) -> Gathered:
+        """The inverse of :meth:`to_json`; :class:`ValueError` if the values are none of it."""
+        try:
+            crossed = [
+                Crossed(value["direction"], unseal(b64decode(value["message"], validate=True)), int(value["times"]))
+                for value in values
+            ]
+            return cls(read_text(crossed[-1].message, "encoding", None, Encoding), tuple(crossed))
+        except (KeyError, IndexError, TypeError):
+            raise ValueError("it does not hold the statistics of the clients") from None
 
 
-def gather(clients: Respondents, number: int, kind: SampleKind, data: DataConfig, classes: int = 0) -> Gathered:
+def gather(clients: Respondents, kind: SampleKind, data: DataConfig, classes: int = 0) -> Gathered:
     """Ask all clients for statistics of their training rows.
 
     Args:
-        number: of the clients.
         classes: number of the classes whose samples are counted; 0: they are not.
 
     Raises:
         UsageError: no training row of any client has a number in some column.
         FedprivError: what a client sends cannot be the statistics of any rows.
     """
-    crossed, parts = list[Crossed](), list[Mapping[str, Tensor]]()
+    crossed, number = list[Crossed](), len(clients.numbers)
+
+    def answers(question: Sealed) -> Iterator[tuple[int, Sealed]]:
+        crossed.append(Crossed("down", question, number))
+        for client, answer in clients.answers(question):
+            crossed.append(Crossed("up", answer))
+            yield client, answer
+
     levels = {name: set[str]() for name in kind.undeclared(data.levels)}
-    for client, message in clients.levels() if levels else ():
-        crossed.append(Crossed("up", message))
-        for name, named in _named_levels(client, message, levels.keys()).items():
-            levels[name].update(named)
+    if levels:
+        for client, answer in answers(text_message("columns", None, tuple(levels))):
+            for name, named in _named_levels(client, answer, levels.keys()).items():
+                levels[name].update(named)
     inquiry = kind.inquiry(levels, classes)
-    question = text_message("inquiry", None, inquiry)
-    crossed.append(Crossed("down", question, number))
-    for client, message in clients.answers(question):
-        crossed.append(Crossed("up", message))
-        parts.append(_statistics(client, message, inquiry))
-    totals = Totals.of(added(parts), inquiry)
-    encoding = kind.encoding(inquiry, totals, data.levels)
-    crossed.append(Crossed("down", text_message("encoding", None, encoding), number))
-    return Gathered(encoding, totals.classes, tuple(crossed))
+    parts = [_statistics(client, answer, inquiry) for client, answer in answers(text_message("inquiry", None, inquiry))]
+    encoding = kind.encoding(inquiry, Totals.of(added(parts), inquiry), data.levels)
+    crossed.append(Crossed("down", text_message("encoding", None, encoding), data.clients))
+    return Gathered(encoding, tuple(crossed))
 
 
 def _named_levels(client: int, message: Sealed, columns: Iterable[str]) -> Mapping[str, Sequence[str]]:

@@ -194,12 +194,16 @@ def load(config: RunConfig, partitioning: Partitioning | None = None) -> Loaded:
     return prepared_inputs(replace(parts, dataset=dataset), statistics)
 
 
-def read(config: RunConfig, partitioning: Partitioning | None = None) -> Read:
-    """As :func:`load`, before any samples are scaled or coded."""
+def read(config: RunConfig, partitioning: Partitioning | None = None, every_column: bool = False) -> Read:
+    """As :func:`load`, before any samples are scaled or coded.
+
+    Args:
+        every_column: as of :func:`fedpriv.data.sources.read_data`.
+    """
     config = with_options(config)
     device = _device(config.device)
     build_transforms(config.wire.transforms)  # raises before data are read
-    dataset = read_data(config.data)
+    dataset = read_data(config.data, every_column)
     located = {"name": dataset.name, "dir": config.data.dir and config.data.dir.absolute()}
     config = config.model_copy(update={"data": config.data.model_copy(update=located)})
     config = filled(config, dataset.suggests)

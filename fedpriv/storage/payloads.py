@@ -2,8 +2,9 @@
 
 ``payloads/round-0000/broadcast.safetensors`` is the initial model, ``payloads/round-0003/download.safetensors`` the download of
 round 3, ``payloads/round-0003/client-0007.safetensors`` the upload of client 7, and
-``payloads/round-0003/report-0007.safetensors`` its report. What crosses before round 1 is in ``round-0000``, too:
-``levels-0007``, ``inquiry``, ``statistics-0007`` and ``encoding`` (:mod:`fedpriv.data.statistics.messages`). An audit derives the data behind an upload from the run's config.
+``payloads/round-0003/report-0007.safetensors`` its report. What crosses before round 1 is in ``round-0000``, too: ``columns``,
+``levels-0007``, ``inquiry``, ``statistics-0007`` and ``encoding`` (:mod:`fedpriv.data.statistics.messages`). An audit derives the
+data behind an upload from the run's config.
 
 With secure aggregation, ``sum.safetensors`` is the mean upload that the server learned. A simulation also keeps, as
 ``hidden-0007.safetensors``, the upload that client 7 held back, so that an audit can compare the two. Masked uploads are random
@@ -37,7 +38,7 @@ UPLOADS_BY_DEFAULT = 3
 _BROADCAST, _DOWNLOAD, _SUM, _CLIENT, _REPORT, _HIDDEN = "broadcast", "download", "sum", "client-", "report-", "hidden-"
 _ROUND, _SUMS = "round-", "SHA256SUMS"
 _CLIENT_PREFIXES: Mapping[Kept, str] = {"up": _CLIENT, "report": _REPORT, "hidden": _HIDDEN}
-_STATISTICS: tuple[Kind, ...] = ("levels", "inquiry", "statistics", "encoding")
+_STATISTICS: tuple[Kind, ...] = ("columns", "levels", "inquiry", "statistics", "encoding")
 """Kinds of the messages that cross before round 1, whose files have their names; those from a client also its number."""
 
 

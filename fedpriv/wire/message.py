@@ -10,11 +10,11 @@ from torch import Tensor
 
 Kind = Literal[
     "weights", "delta", "gradient", "report",
-    "levels", "inquiry", "statistics", "encoding",
+    "columns", "levels", "inquiry", "statistics", "encoding",
     "keys", "letters", "masked", "members", "confirmed", "shares",
 ]  # fmt: skip
-"""The content of a message, line by line: a model in one of three forms or a client's report, statistics of its samples, a step of a
-secure sum."""
+"""The content of a message, line by line: a model in one of three forms or a client's report, a step of the statistics of all
+samples, a step of a secure sum."""
 Direction = Literal["down", "up", "report"]
 """A download, an upload, or a client's report, which is sent with the upload."""
 

@@ -1,8 +1,8 @@
 """Exact sums of numbers and of their squares, as whole numbers that are added word by word.
 
-A number is a multiple of 2**-160 below 2**128: all of float32's numbers, with float64's places. Its sum and the sum of its squares
-are whole numbers, so the clients' sums are the same in any order, also behind the masks of a secure sum; a deviation is exact even
-where it is much smaller than the mean; and equal numbers have the deviation 0.
+A number is a multiple of 2**-160 below 2**128: all of float32's numbers, with float64's places. Its sum and the sum of its
+squares are whole numbers, so the clients' sums are the same in any order, also behind the masks of a secure sum; a deviation is
+exact even where it is much smaller than the mean; and equal numbers have the deviation 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MASK = 2**_PART - 1
 
 @dataclass(frozen=True)
 class Moments:
-    """The number of some numbers, their sum in units of ``2**-PLACES``, and that of their squares in units of ``2**(-2 PLACES)``."""
+    """How many numbers there are, their sum in units of ``2**-PLACES``, and that of their squares, of ``2**(-2 PLACES)``."""
 
     count: int
     total: int

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.data.statistics.cells import ArrayCells, CategoryCells, Cells, Indices, NumberCells
+from fedpriv.data.statistics.cells import ArrayCells, Cells, Indices, categories_in, numbers_in
 from fedpriv.data.statistics.exact import LARGEST, PLACES, Moments, moments
 from fedpriv.data.statistics.totals import Inquiry, Totals
 from fedpriv.errors import UsageError
-from fedpriv.wire import Refused
 
 _IMAGES = 256
 """Images whose pixels are counted at a time."""
@@ -29,7 +28,6 @@ class TrainingRows:
         images: ``(N, C, H, W)`` uint8; ``None``: the samples are rows.
         labels: ``(N,)`` of all training rows.
         min_level: the number of rows that must have a level for it to be named.
-        declared: the columns whose levels are declared, so that none is named.
     """
 
     held: Indices
@@ -37,34 +35,30 @@ class TrainingRows:
     images: Tensor | None
     labels: Tensor
     min_level: int
-    declared: Container[str] = ()
 
-    def levels(self) -> dict[str, tuple[str, ...]]:
-        """The levels that enough of the rows have, by column, in alphabetical order."""
-        return {
-            column.name: tuple(level for level, count in column.counts(self.held).items() if count >= self.min_level)
-            for column in self.cells
-            if isinstance(column, CategoryCells) and column.name not in self.declared
-        }
+    def levels(self, columns: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """The levels that enough of the rows have, by column, in alphabetical order.
+
+        Raises:
+            UsageError: a column is not there, or holds something else.
+        """
+        cells = {column.name: column for column in self.cells}
+        counts = {name: categories_in(cells, name).counts(self.held) for name in columns}
+        return {name: tuple(level for level, count in held.items() if count >= self.min_level) for name, held in counts.items()}
 
     def totals(self, inquiry: Inquiry) -> Totals:
         """The statistics that an inquiry asks for.
 
         Raises:
-            Refused: it is about columns that are not there, or that hold something else.
-            UsageError: a number is too large to be summed.
+            UsageError: a column or the channels are not there, or hold something else; or a number is too large to be summed.
         """
         cells = {column.name: column for column in self.cells}
         numbers, levels = list[Moments](), list[tuple[int, ...]]()
         for name in inquiry.numbers:
-            if not isinstance(column := cells.get(name), NumberCells):
-                raise Refused(f"statistics of column {name!r}, which holds no numbers")
-            numbers.append(_moments(column.train[self.held], name))
+            numbers.append(_moments(numbers_in(cells, name).train[self.held], name))
         numbers += self._channels(inquiry.channels)
         for name, asked in inquiry.levels:
-            if not isinstance(column := cells.get(name), CategoryCells):
-                raise Refused(f"levels of column {name!r}, which holds no categories")
-            counts = column.counts(self.held)
+            counts = categories_in(cells, name).counts(self.held)
             sent = [count if (count := counts.get(level, 0)) >= self.min_level else 0 for level in asked]
             levels.append((*sent, len(self.held) - sum(sent)))
         labels = self.labels.numpy()[self.held] if inquiry.classes else np.zeros(0, np.int64)
@@ -77,7 +71,7 @@ class TrainingRows:
             return []
         if self.images is not None:
             if channels != self.images.shape[1]:
-                raise Refused(f"statistics of {channels} channels of images that have {self.images.shape[1]}")
+                raise UsageError(f"statistics of {channels} channels of images that have {self.images.shape[1]}")
             counts = np.zeros((channels, 256), np.int64)
             for places in np.array_split(self.held, len(self.held) // _IMAGES + 1):
                 images = self.images[places].numpy()
@@ -87,7 +81,7 @@ class TrainingRows:
             if isinstance(column, ArrayCells) and channels == column.train.shape[1]:
                 parts = (column.train[self.held, channel].reshape(-1) for channel in range(channels))
                 return [_moments(part.astype(np.float64), column.name) for part in parts]
-        raise Refused(f"statistics of {channels} channels, which the samples have not")
+        raise UsageError(f"statistics of {channels} channels, which the samples have not")
 
 
 def _moments(numbers: NDArray[np.float64], name: str) -> Moments:

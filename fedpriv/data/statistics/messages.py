@@ -1,13 +1,14 @@
 """The messages of the statistics, in their order; round 0 is theirs.
 
-============  ====  ===============================================================================================================
+============  ====  =========================================================================================================
 kind          way   content
-============  ====  ===============================================================================================================
-levels        up    a client's levels of each column of categories, without those that too few of its rows have; no counts
+============  ====  =========================================================================================================
+columns       down  the columns of categories without declared levels
+levels        up    a client's levels of each of them, without those that too few of its rows have; no counts
 inquiry       down  the columns to sum, and the levels to count: those of any client
 statistics    up    a client's statistics (:class:`~fedpriv.data.statistics.totals.Totals`); behind masks, as in a secure sum
 encoding      down  means, deviations and levels, by which every client scales and codes its rows
-============  ====  ===============================================================================================================
+============  ====  =========================================================================================================
 
 Names are text: JSON in UTF-8, as a tensor of bytes.
 """

@@ -8,7 +8,7 @@ Their means, deviations and levels are found once the clients are known (:mod:`f
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedpriv.data.encoding import MOST_LEVELS
 from fedpriv.data.labels import spellings
-from fedpriv.data.statistics.cells import ArrayCells, CategoryCells, Cells, NumberCells
+from fedpriv.data.statistics.cells import ArrayCells, CategoryCells, Cells, EmptyCells, NumberCells
 from fedpriv.data.tables.joined import Joined
 from fedpriv.data.user_data.numbers import Numbers, are_identifiers, is_string, no_number, numbers_of, units_differ
 from fedpriv.errors import UnknownName, UsageError
@@ -24,6 +24,7 @@ from fedpriv.errors import UnknownName, UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from fedpriv.data.tables.columns import Columns
     from fedpriv.data.tables.files import Table
 
 MANY = 50
@@ -31,6 +32,7 @@ MANY = 50
 _WORDS = re.compile(r"[^\W\d_]{2,}\W*\s\W*\w|\w\W*\s\W*[^\W\d_]{2,}|[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]{2}")
 _INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+|")  # pandas': of parquet, of CSV read and written again, of CSV
 TEXTS = "text: over half of its values are distinct"
+EMPTY = "empty"
 ROW_NUMBERS = "row numbers"
 IDENTIFIERS = "identifiers: another whole number in every row"
 DATED = {"date": "dates", "time": "times"}
@@ -41,8 +43,8 @@ Rows = tuple["Table", NDArray[np.int64]]
 
 def choose_features(
     table: Table, label: str | None, client: str | None, named: Sequence[str] | None = None, dropped: Sequence[str] = ()
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The columns of a table that are features, and lines on those that are left out.
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """The columns of a table that are features, lines on those that are left out, and these, each with a reason.
 
     Left out are row numbers (in any order, as after shuffling; of all rows, or of each client's), identifiers (whole numbers of
     which no two are the same), dates and times, texts (over half of the values are distinct), and what is neither number nor
@@ -62,10 +64,12 @@ def choose_features(
         others = [name for name in table.features if name not in (arrays[0], label, client, *dropped)]
         unused = f"; not used: {', '.join(others)}" if others else ""
         shape = array_shape(table, arrays[0])
-        return (arrays[0],), (
-            f"the samples are arrays of shape {shape}, scaled by the mean and deviation of each channel{unused}",
+        return (
+            (arrays[0],),
+            (f"the samples are arrays of shape {shape}, scaled by the mean and deviation of each channel{unused}",),
+            (),
         )
-    chosen, left_out, notes = [], [], []
+    chosen, notes, left_out = list[str](), list[str](), list[tuple[str, str]]()
     owners = _owners(table, client)
     for name in table.features if named is None else named:
         if name in (label, client, *dropped):
@@ -94,10 +98,11 @@ def choose_features(
                         f"column {name!r}: of its {len(levels):,} levels, all but the {MOST_LEVELS} most frequent are read as one"
                     )
         else:
-            left_out.append(f"{name} ({reason})")
+            left_out.append((name, reason))
     if left_out:
-        notes.insert(0, f"columns that are no features: {', '.join(left_out)}; --set data.features=[NAME,...] names those to use")
-    return tuple(chosen), tuple(notes)
+        shown = ", ".join(f"{name} ({reason})" for name, reason in left_out)
+        notes.insert(0, f"columns that are no features: {shown}; --set data.features=[NAME,...] names those to use")
+    return tuple(chosen), tuple(notes), tuple(left_out)
 
 
 def _owners(table: Table, client: str | None) -> list[NDArray[np.int64]]:
@@ -143,24 +148,24 @@ def has_words(values: pa.ChunkedArray) -> bool:
     return 2 * sum(_WORDS.search(value) is not None for value in there) > len(there)
 
 
-def read_cells(
-    train: Rows, test: Rows, features: Sequence[str], bounds: Collection[str] = (), levels: Collection[str] = ()
-) -> tuple[Cells, ...]:
+def read_cells(train: Rows, test: Rows, columns: Columns, every: bool = False) -> tuple[Cells, ...]:
     """The cells of the columns that are features, of training and test rows; or a column of arrays.
 
     Args:
-        bounds: the columns that are declared to hold numbers.
-        levels: the columns that are declared to hold categories, also where their levels are written as numbers.
+        every: also of columns that these rows alone would leave out; with the rows of other clients they may be features.
 
     Raises:
         UsageError: a number is infinite, or a column is of another kind in the test rows, or than is declared.
     """
-    for key, names in (("data.bounds", bounds), ("data.levels", levels)):
-        if strange := [name for name in names if name not in features]:
+    features = columns.features
+    left_out = {name: reason for name, reason in columns.left_out if every and (reason in _NUMBERS or reason in (TEXTS, EMPTY))}
+    for key, names in (("data.bounds", columns.numbers), ("data.levels", columns.categories)):
+        if strange := [name for name in names if name not in (*features, *left_out)]:
             raise UnknownName(f"column in {key}", strange[0], features)
     if array_shape(train[0], features[0]):
         return (_array_cells(train, test, features[0]),)
-    return tuple(_cells(train, test, name, name in bounds, name in levels) for name in features)
+    chosen = [name for name in train[0].features if name in features or name in left_out]
+    return tuple(_cells(train, test, name, columns, left_out.get(name, "")) for name in chosen)
 
 
 def _array_cells(train: Rows, test: Rows, name: str) -> ArrayCells:
@@ -169,28 +174,33 @@ def _array_cells(train: Rows, test: Rows, name: str) -> ArrayCells:
     return ArrayCells(name, _arrays(train, name), _arrays(test, name))
 
 
-def _cells(train: Rows, test: Rows, name: str, bounded: bool, levelled: bool) -> Cells:
+def _cells(train: Rows, test: Rows, name: str, columns: Columns, left_out: str) -> Cells:
     (seen, rows), (unseen, test_rows) = ((table.column(name), rows) for table, rows in (train, test))
-    numbers, other = (None, None) if levelled else (numbers_of(seen), numbers_of(unseen))
-    if not levelled and (numbers is None) != (other is None) and unseen.null_count < len(unseen):
+    if left_out == EMPTY:
+        return EmptyCells(name, *(np.full(len(places), np.nan) for places in (rows, test_rows)), left_out)
+    declared = name in columns.categories
+    numbers, other = (None, None) if declared else (numbers_of(seen), numbers_of(unseen))
+    if not declared and (numbers is None) != (other is None) and unseen.null_count < len(unseen):
         raise UsageError(f"{test[0].origin}: column {name!r} is {unseen.type}, and {seen.type} in {train[0].origin}")
     if numbers is None:
-        if bounded:
+        if name in columns.numbers:
             raise UsageError(f"data.bounds: column {name!r} of {train[0].origin} holds no numbers")
-        return CategoryCells.of(name, seen.take(rows).to_pylist(), unseen.take(test_rows).to_pylist())
+        return CategoryCells.of(name, seen.take(rows).to_pylist(), unseen.take(test_rows).to_pylist(), left_out)
     other = other or Numbers(np.full(len(unseen), np.nan))
     if units_differ(numbers, other):
         raise UsageError(
             f"{test[0].origin}: column {name!r} is written as {other.unit or 'plain numbers'}, and as "
             f"{numbers.unit or 'plain numbers'} in {train[0].origin}"
         )
-    return NumberCells(name, _finite(numbers, name, train[0])[rows], _finite(other, name, test[0])[test_rows], numbers.unit)
+    return NumberCells(
+        name, _finite(numbers, name, train[0])[rows], _finite(other, name, test[0])[test_rows], numbers.unit, left_out
+    )
 
 
 def _no_feature(name: str, values: pa.ChunkedArray, owners: Sequence[NDArray[np.int64]]) -> str | None:
     """Why a column is no feature."""
     if values.null_count == len(values):
-        return "empty"
+        return EMPTY
     if _are_row_numbers(name, values, owners):
         return ROW_NUMBERS
     if (numbers := numbers_of(values)) is not None:

@@ -21,9 +21,9 @@ class SimulatedRespondents:
 
     clients: Sequence[Respondent]
 
-    def levels(self) -> Iterator[tuple[int, Sealed]]:
-        for client in self.clients:
-            yield client.number, client.levels()
+    @property
+    def numbers(self) -> list[int]:
+        return [client.number for client in self.clients]
 
     def answers(self, question: Sealed) -> Iterator[tuple[int, Sealed]]:
         for client in self.clients:
@@ -40,9 +40,9 @@ def measured(dataset: Dataset, partition: Partition, config: RunConfig) -> tuple
         return dataset, None
     data = config.data
     held = {client: rows for client, rows in enumerate(partition.train) if len(rows)}
-    rows = {client: dataset.training_rows(np.asarray(places), data.min_level, data.levels) for client, places in held.items()}
+    rows = {client: dataset.training_rows(np.asarray(places), data.min_level) for client, places in held.items()}
     clients = SimulatedRespondents([Respondent(client, of_client) for client, of_client in rows.items()])
-    gathered = gather(clients, len(rows), dataset.kind, data)
+    gathered = gather(clients, dataset.kind, data)
     return dataset.encoded(gathered.encoding, np.unique(np.concatenate(list(held.values())))), gathered
 
 
