@@ -82,6 +82,8 @@ class ClientNode:
         self._current: AgreedRun | None = None
         self._parts: tuple[str, Read] | None = None
         self._loaded: tuple[object, Loaded] | None = None
+        self._respondent: tuple[str, Respondent] | None = None
+        """By the config of a run that it is asked for."""
         self._answers: dict[str, tuple[bytes, Frame]] = {}
         """Run -> digest of the last frame, and its answer."""
         self._maskings: dict[str, Masking] = {}
@@ -163,9 +165,12 @@ class ClientNode:
         self.requires.check(config := config_of(request))
         if (question := frame.sealed(request.get("message"))) is None:
             raise Refused("a question for statistics without a message")
-        parts = self._read(config)
-        rows = parts.dataset.training_rows(np.asarray(parts.partition.train[self.number]), config.data.min_level)
-        envelope.add({}, message=Respondent(self.number, rows).answer(question))
+        parts, key = self._read(config), config.to_yaml()
+        if question.kind == "inquiry" or self._respondent is None or self._respondent[0] != key:
+            rows = parts.dataset.training_rows(np.asarray(parts.partition.train[self.number]), config.data.min_level)
+            secure, sums = config.wire.secure_aggregation, self.folder / "statistics.json"
+            self._respondent = key, Respondent(self.number, rows, secure, key.encode(), sums)
+        envelope.add({}, message=self._respondent[1].answer(question))
 
     def _agree(self, run: str, request: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
         """Accept the setup of a run, and the number of samples that it is based on; neither changes any more."""

@@ -195,10 +195,13 @@ class _RemoteRespondents:
     grid: Grid
     seconds: float
 
-    def answers(self, question: Sealed) -> Iterator[tuple[int, Sealed]]:
-        envelope, answers = Envelope(), dict[int, Sealed]()
-        envelope.add({"do": "measure", "config": self.config}, message=question)
-        for client, frame in _answers(dict.fromkeys(self.numbers, envelope.frame(run=HANDSHAKE)), self.grid, self.seconds):
+    def answers(self, questions: Mapping[int, Sealed]) -> Iterator[tuple[int, Sealed]]:
+        frames, answers = dict[int, Frame](), dict[int, Sealed]()
+        for client, question in questions.items():
+            envelope = Envelope()
+            envelope.add({"do": "measure", "config": self.config}, message=question)
+            frames[client] = envelope.frame(run=HANDSHAKE)
+        for client, frame in _answers(frames, self.grid, self.seconds):
             try:
                 entry = frame.entries[0] if frame.entries and isinstance(frame.entries[0], dict) else {}
                 if (message := frame.sealed(entry.get("message"))) is None:
@@ -218,7 +221,7 @@ def _ask_for_statistics(config: RunConfig, facts: Sequence[Facts], grid: Grid, s
             f"all samples of all clients have the label {one_line(facts[0].classes[0])!r}; a classifier needs two classes or more"
         )
     respondents = _RemoteRespondents(_for_clients(config).chosen(), sorted(_training_sizes(facts)), grid, seconds)
-    return gather(respondents, kind, config.data)
+    return gather(respondents, kind, config)
 
 
 def _agreement(config: RunConfig, facts: Sequence[Facts], statistics: Gathered | None) -> Agreement:

@@ -72,6 +72,8 @@ class PayloadKeeper:
     def __call__(self, direction: Kept, payload: Sealed) -> None:
         if not self._rounds or payload.round not in (0, *self._rounds):
             return
+        if direction == "statistics" and payload.kind not in _STATISTICS:  # a step of their secure sum
+            return
         if payload.round != self._round:
             self._begin(payload.round)
         name = _name(direction, payload)

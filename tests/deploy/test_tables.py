@@ -192,3 +192,43 @@ def test_images_are_standardised_by_all_clients_pixels(tmp_path: Path) -> None:
     play_apart(tmp_path / "apart", "fedavg", grid=grid, **deployed)
     play(tmp_path / "whole", "fedavg", **{"data.name": str(tmp_path / "scans"), "data.partition.name": "given", **asked})
     agree(tmp_path / "apart", tmp_path / "whole")
+
+
+def encoding(run: Path) -> Any:
+    return json.loads(PayloadStore.of(RunFolder.open(run)).statistics()[-1].tensors()["statistic.text"].numpy().tobytes())
+
+
+def test_statistics_behind_masks_give_the_same_encoding(hospitals: Path, tmp_path: Path) -> None:
+    secure = {"wire.secure_aggregation": True}
+    hidden, openly = whole(hospitals, tmp_path / "whole", **secure), whole(hospitals, tmp_path / "open")
+    deployed = apart(hospitals, tmp_path / "apart", **secure)
+    assert encoding(hidden) == encoding(openly) == encoding(deployed)
+    for run in (hidden, deployed):
+        (total,) = [message for message in PayloadStore.of(RunFolder.open(run)).statistics() if message.kind == "statistics"]
+        assert total.client is None and int(total.tensors()["statistic.rows"]) == 90
+    state = ("checkpoints/server-*.safetensors", "weights/*")
+    assert hashes(deployed, *state) == hashes(hidden, *state)
+    first, other = (json.loads((run / "metrics.jsonl").read_text().splitlines()[0])["metrics"] for run in (hidden, deployed))
+    assert first["bytes_up"] == other["bytes_up"] and first["bytes_down"] == other["bytes_down"]
+
+
+def test_a_secure_sum_of_two_clients_is_refused(hospitals: Path, tmp_path: Path) -> None:
+    for path in (hospitals / "west").iterdir():
+        path.unlink()
+    (hospitals / "west").rmdir()
+    with pytest.raises(UsageError, match="statistics of 2 clients with training rows; 3 to 1024 are needed"):
+        whole(hospitals, tmp_path / "whole", **{"wire.secure_aggregation": True, "data.clients": 2})
+
+
+def test_a_client_adds_the_same_statistics_to_no_sum_over_other_clients(hospitals: Path, tmp_path: Path) -> None:
+    (hospitals / "zone").mkdir()
+    for split in ("train", "test"):
+        write(hospitals / "zone" / f"{split}.csv", rows(0)[:20])
+    asked = {"data.name": "patients.csv", "data.partition.name": "iid", **TRAINED, "wire.secure_aggregation": True}
+    sources = [Source(str(hospitals / name), label="readmitted") for name in (*HOSPITALS, "zone")]
+    clients = {n: ClientNode(n, source, tmp_path / "state" / f"client-{n}") for n, source in enumerate(sources)}
+    play_apart(tmp_path / "first", "fedavg", grid=Loopback(clients), **asked, **{"data.clients": 4})
+    play_apart(tmp_path / "again", "fedavg", grid=Loopback(clients), **asked, **{"data.clients": 4, "seed": 1})
+    fewer = Loopback({n: client for n, client in clients.items() if n < 3})
+    with pytest.raises(FedprivError, match="the same statistics were summed before over other clients"):
+        play_apart(tmp_path / "other", "fedavg", grid=fewer, **asked, **{"data.clients": 3, "seed": 2})

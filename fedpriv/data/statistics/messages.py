@@ -25,6 +25,8 @@ from torch import Tensor
 from fedpriv.wire import Expected, Form, Kind, Payload, Refused, Sealed, seal, statistic
 
 TEXT = statistic("text")
+LABEL = b"statistics"
+"""The name of their secure sum. Its keys are new ones, and serve no other sum."""
 LONGEST = 2**22
 """Bytes of a text."""
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,9 +25,10 @@ class SimulatedRespondents:
     def numbers(self) -> list[int]:
         return [client.number for client in self.clients]
 
-    def answers(self, question: Sealed) -> Iterator[tuple[int, Sealed]]:
+    def answers(self, questions: Mapping[int, Sealed]) -> Iterator[tuple[int, Sealed]]:
         for client in self.clients:
-            yield client.number, client.answer(question)
+            if client.number in questions:
+                yield client.number, client.answer(questions[client.number])
 
 
 def measured(dataset: Dataset, partition: Partition, config: RunConfig) -> tuple[Dataset, Gathered | None]:
@@ -41,21 +42,20 @@ def measured(dataset: Dataset, partition: Partition, config: RunConfig) -> tuple
     data = config.data
     held = {client: rows for client, rows in enumerate(partition.train) if len(rows)}
     rows = {client: dataset.training_rows(np.asarray(places), data.min_level) for client, places in held.items()}
-    clients = SimulatedRespondents([Respondent(client, of_client) for client, of_client in rows.items()])
-    gathered = gather(clients, dataset.kind, data)
+    secure = config.wire.secure_aggregation
+    clients = SimulatedRespondents([Respondent(client, of_client, secure) for client, of_client in rows.items()])
+    gathered = gather(clients, dataset.kind, config)
     return dataset.encoded(gathered.encoding, np.unique(np.concatenate(list(held.values())))), gathered
 
 
 def note_on_statistics(dataset: Dataset, config: RunConfig) -> str:
     """A line on what clients of these samples send before round 1."""
-    if not dataset.cells:
-        return (
-            "before round 1, clients send the sums of their training images' pixels and of their squares, by channel; no epsilon "
-            "covers them"
+    what = "sums of their pixels and of the squares, by channel"
+    if dataset.cells and dataset.kind.columns:
+        what = (
+            "sums and sums of squares of each column of numbers, and how many of its rows have each level that at least "
+            f"{config.data.min_level} have (data.min_level)"
         )
-    least = config.data.min_level
-    return (
-        "before round 1, clients send statistics of their training rows: how many there are, sums and sums of squares of each "
-        f"column of numbers, counts of each level that at least {least} of a client's rows have (data.min_level); no epsilon "
-        "covers them"
-    )
+    if config.wire.secure_aggregation:
+        what += "; the server learns their sum over the clients alone, but each client's levels by name"
+    return f"before round 1, each client sends statistics of its training samples: {what}; no epsilon covers them"
