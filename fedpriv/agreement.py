@@ -35,6 +35,8 @@ class Declared:
         mean_samples: their mean number of training samples.
         most_samples: their largest number of training samples.
         lacks: client -> the modality that none of its image-text pairs has.
+        class_samples: the number of training samples of each class; none: they were not counted.
+        class_names: of a deployment's classes; none: they are those of each client's data set.
     """
 
     classes: int
@@ -42,6 +44,8 @@ class Declared:
     mean_samples: float
     most_samples: int
     lacks: Mapping[int, Modality] = field(default_factory=dict)
+    class_samples: tuple[int, ...] = ()
+    class_names: tuple[str, ...] = ()
 
 
 @dataclass

@@ -58,6 +58,7 @@ class RemoteClients(Clients):
         samples: client -> the numbers of training and test samples that it declared.
         seconds: timeout of an answer.
         warn: called with warnings of one line.
+        encoding: by which the clients scale and code their samples; ``None``: they know it.
     """
 
     def __init__(
@@ -68,9 +69,11 @@ class RemoteClients(Clients):
         samples: Mapping[int, Mapping[str, int]],
         seconds: float,
         warn: Warn,
+        encoding: Sealed | None = None,
     ) -> None:
         self.grid, self.run, self.seconds, self.warn = grid, run, seconds, warn
-        self._setup = {client: _Request({"do": "agree", **setup, "samples": counts}) for client, counts in samples.items()}
+        setup = {"do": "agree", **setup, "encoding": encoding and encoding.digest}
+        self._setup = {client: _Request({**setup, "samples": counts}, encoding) for client, counts in samples.items()}
         self._welcome = list[_Request]()
         self._waiting: dict[int, list[_Request]] = {client: [] for client in samples}
         self._missing = dict[int, str]()
