@@ -35,6 +35,7 @@ class Declared:
         mean_samples: their mean number of training samples.
         most_samples: their largest number of training samples.
         lacks: client -> the modality that none of its image-text pairs has.
+        class_counts: number of training labels of each class over all clients ``(C,)``; ``None``: they were not asked for.
     """
 
     classes: int
@@ -42,6 +43,7 @@ class Declared:
     mean_samples: float
     most_samples: int
     lacks: Mapping[int, Modality] = field(default_factory=dict)
+    class_counts: tuple[int, ...] | None = None
 
 
 @dataclass

@@ -97,6 +97,12 @@ class EvalConfig(Section):
     """When and how accuracy is measured."""
 
     every: PositiveInt = Field(1, description="rounds between evaluations; each of the last `last` rounds is evaluated, too")
+    metric: str | None = Field(
+        None,
+        description="score by which summaries, comparisons, frontiers and plots rank: accuracy, balanced_accuracy, f1_macro, and "
+        "for two classes roc_auc, average_precision, recall, brier, calibration_error; null: accuracy, or balanced_accuracy if "
+        "one class has more than two thirds of the training labels",
+    )
     last: PositiveInt = Field(10, description="number of last rounds over which the reported accuracy is averaged")
     state: Literal["global_encoder", "local_encoder"] = Field(
         "global_encoder",
