@@ -20,7 +20,7 @@ from fedpriv.data.augmentation.augment import Augment
 from fedpriv.data.federated import Split, Which
 from fedpriv.errors import ClientDiverged, FedprivError, UsageError
 from fedpriv.files import checksum
-from fedpriv.interfaces import Phase, Private
+from fedpriv.interfaces import CLASS_WEIGHTS, Phase, Private
 from fedpriv.noise_source import RandomSource, SecretSource
 from fedpriv.objectives.cross_entropy import Plain
 from fedpriv.privacy.canaries import HeldCanaries
@@ -312,7 +312,10 @@ class Client:
         config = self.agreement.config
         unused = self.agreement.unused(self.number) if purpose == "train" else frozenset[str]()
         sent, augment = received.tensors, self.augment
-        return ModelLocalUpdate(model, data, config, received.round, self.number, sent, kept, first, purpose, augment, unused)
+        update = ModelLocalUpdate(model, data, config, received.round, self.number, sent, kept, first, purpose, augment, unused)
+        if (weights := self.agreement.method.context.class_weights) is not None:
+            update.memo[CLASS_WEIGHTS] = weights.to(model.device, model.row.dtype)
+        return update
 
     def _spend(self, round: int, charges: list[Charge], charge: Charge) -> None:
         """Book a phase of DP-SGD before it is run; raises if the client's samples would spend more than the target epsilon."""

@@ -57,6 +57,12 @@ class TrainConfig(Section):
     lr_decay: float = Field(1.0, gt=0, le=1, description="the learning rate of round t is lr * lr_decay^(t-1)")
     clip_grad_norm: PositiveFloat | None = Field(None, description="bound on the L2 norm of a step's gradient; null: none")
     momentum: float = Field(0.5, ge=0, lt=1, description="heavy-ball momentum; reset at each phase")
+    class_weights: Literal["balanced"] | None = Field(
+        None,
+        description="balanced: in the cross-entropy a sample weighs n / (C n_c), for n_c of n training samples of all clients in "
+        "its one of C classes (as scikit-learn has it, in torch's loss), so that rare classes count as much as frequent ones; "
+        "null: all samples weigh the same",
+    )
     weight_decay: NonNegativeFloat = Field(1e-4, description="L2 penalty on weights; adamw: decoupled decay")
     weight_decay_bias: NonNegativeFloat = Field(0.0, description="L2 penalty on biases and norm scales")
     cache_features: bool = Field(
