@@ -169,8 +169,8 @@ class Server:
             record.metrics["epsilon"] = self.ledger.epsilon
         if self._is_scored(round):
             with self.profile("evaluation"):
-                scores, accuracies = self.scorer.score(self.state, self.progress.clients, round, outcome.uploads)
-                record.add_scores(scores, accuracies, self.scorer.untested, self.warn)
+                evaluation = self.scorer.score(self.state, self.progress.clients, round, outcome.uploads)
+                record.add_scores(evaluation, self.scorer.untested, self.warn)
         record.add_clients(arrivals, updates, outcome, self._opened_sum)
         return self._commit(record, began)
 
@@ -344,7 +344,7 @@ class Server:
             "round": round,
             "time_ms": int(time.time() * 1000),
             "metrics": {**record.metrics, **traffic, **totals, "seconds": seconds},
-            "per_client": {} if record.accuracies is None else {"accuracy": record.accuracies},
+            "per_client": record.per_client,
             **record.clients,
         }
         with self.profile("checkpoint"), self.folder.writing(f"the checkpoint of round {round}"):

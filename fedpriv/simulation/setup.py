@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from fedpriv.methods.base import Method
 from fedpriv.methods.build import with_options
 from fedpriv.plugins import load_plugins
 from fedpriv.samples import Modality
+from fedpriv.scores.catalogue import ACCURACY, score_named, usual_score
 from fedpriv.secure.protocol_checks import check_trains
 from fedpriv.seeding import generator, with_threads
 from fedpriv.server.sampling import participants, read_schedule
@@ -138,13 +139,14 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
     if not any(len(data.indices(config.eval.split, client)) for client in range(config.data.clients)):
         hint = "; set data.validation_fraction" if config.eval.split == "validation" else _disjoint_labels(loaded.dataset)
         raise UsageError(f"no client holds {config.eval.split} data to be scored on{hint}")
-    sizes = list(data.sizes.values())
+    sizes, classes = list(data.sizes.values()), len(loaded.dataset.classes)
+    counts = data.partition.counts(loaded.dataset.train_labels.numpy(), classes).sum(0)
     declared = Declared(
-        len(loaded.dataset.classes), data.nonempty, sum(sizes) / len(sizes), max(sizes), lacking_modalities(config)
+        classes, data.nonempty, sum(sizes) / len(sizes), max(sizes), lacking_modalities(config), tuple(counts.tolist())
     )
     agreement, net = settle(config, prepared.build, declared, data.sizes, data.partition, loaded.device, begun)
     resident = Resident(net, agreement.space, loaded.device)
-    if agreement.method.objective.labels:
+    if uses_labels := agreement.method.objective.labels:
         loaded.dataset.check_classes()
     if config.eval.probe != "none":
         check_probe(config, agreement.method)
@@ -154,7 +156,8 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
         why = f"objective {agreement.method.objective.name} learns without labels"
         raise UsageError(f"eval.fresh_head tests clients on their labels, and {why}; eval.probe=linear tests its encoder")
     note = None if begun else check_trains(agreement, data.sizes)
-    notes = [*prepared.notes, *agreement.method.notes, *([] if note is None else [note])]
+    agreement.config, imbalance = ranked(agreement.config, declared, loaded.dataset.classes)
+    notes = [*prepared.notes, *agreement.method.notes, *filter(None, [note, imbalance if uses_labels else None])]
     prepared = replace(prepared, notes=tuple(notes))
     dataset = loaded.dataset
     augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)
@@ -162,6 +165,26 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
     choice = choose(config, net, data.train(data.nonempty[0]).inputs, sizes, agreement.method.phases(round=1))
     agreement.config = agreement.config.model_copy(update={"executor": choice.config})
     return Federation(agreement, prepared, dataset, data, resident, augment, choice, loaded.statistics)
+
+
+def ranked(config: RunConfig, declared: Declared, names: Sequence[str]) -> tuple[RunConfig, str | None]:
+    """The config with the score that the run is ranked by, and a note if that is so because its classes are imbalanced.
+
+    Args:
+        names: of the classes.
+
+    Raises:
+        UsageError: the score that the config names does not suit the data.
+    """
+    named, counts = config.eval.metric, declared.class_counts
+    score = usual_score(counts or [1]) if named is None else score_named(named, declared.classes)
+    note = None
+    if named is None and counts and score is not ACCURACY:
+        note = (
+            f"{max(counts) / sum(counts):.1%} of the training labels are {names[counts.index(max(counts))]!r}: the run is ranked "
+            f"by {score.title} and not by accuracy (--set eval.metric=accuracy)"
+        )
+    return config.model_copy(update={"eval": config.eval.model_copy(update={"metric": score.name})}), note
 
 
 def _check_before_merge(config: RunConfig, method: Method) -> None:
@@ -201,6 +224,8 @@ def read(config: RunConfig, partitioning: Partitioning | None = None, every_colu
         every_column: as of :func:`fedpriv.data.sources.read_data`.
     """
     config = with_options(config)
+    if config.eval.metric is not None:
+        score_named(config.eval.metric)
     device = _device(config.device)
     build_transforms(config.wire.transforms)  # raises before data are read
     dataset = read_data(config.data, every_column)
