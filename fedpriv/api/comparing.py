@@ -28,8 +28,8 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
     whose ``status`` is not ``finished`` the accuracy is that of its last evaluation.
 
     ``over_local`` and ``over_pooled`` are the mean differences of the clients' accuracies from those in the run of that method
-    (of several, the best) with the same data, partition, seed and rounds, with 95 % intervals over the clients (``over_local_low``,
-    ``over_local_high``); :func:`gains` has intervals over seeds.
+    (of several, the best) with the same data, partition, seed and rounds, with 95 % intervals over the clients
+    (``over_local_low``, ``over_local_high``); :func:`gains` has intervals over seeds.
 
     ``repeated`` is whether an earlier row has the same label, seed and samples at the clients. So a mean over seeds, and over
     partitions, is ``table[(table.status == "finished") & ~table.repeated].groupby("label").accuracy.agg(["mean", "std"])``. Where
