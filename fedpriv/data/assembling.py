@@ -54,7 +54,7 @@ def assemble(
     """
     import datasets
 
-    from fedpriv.data.user_data.clients import Joined
+    from fedpriv.data.tables.joined import Joined
     from fedpriv.data.user_data.owners import Owners, column_values
 
     choice = choice or SampleChoice()

@@ -334,7 +334,7 @@ _SOURCES: Mapping[str, Source] = {
         Source("tiny_imagenet", "64 x 64 colour photographs, 200 classes; its validation split is the test split",
                hub_source("zh-plus/tiny-imagenet", "tiny_imagenet", Columns("label", image="image"), "RGB", ("train", "valid")),
                None, None, "resnet18"),
-        # Casanueva et al. 2020; dealt to clients as in SimProx (2024).
+        # Casanueva et al. 2020; partitioned as in SimProx (2024).
         Source("banking77", "customers' questions to a bank, 77 intents; texts (Casanueva et al. 2020)",
                hub_source("PolyAI/banking77", "banking77", None),
                default_model="transformer",

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fedpriv.data.tables.file_names import file_names
 from fedpriv.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
@@ -65,7 +66,6 @@ def find_columns(
     """
     import datasets
 
-    from fedpriv.data.tables.paths import file_names
     from fedpriv.data.user_data.numbers import no_number, numbers_of
     from fedpriv.data.user_data.vectors import array_shape, choose_features, has_words, is_text
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedpriv.data.dataset import TableRows
 from fedpriv.data.encoding import MOST_LEVELS, CategoryColumn, Column, Entries, NumberColumn
 from fedpriv.data.labels import spellings
-from fedpriv.data.user_data.clients import Joined
+from fedpriv.data.tables.joined import Joined
 from fedpriv.data.user_data.numbers import Numbers, are_identifiers, is_string, no_number, numbers_of, units_differ
 from fedpriv.errors import UsageError
 
