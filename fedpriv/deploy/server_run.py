@@ -32,6 +32,7 @@ from fedpriv.deploy.remote_clients import Grid, RemoteClients, RemoteScorer
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.evaluation.probe_during_run import PROBE
 from fedpriv.files import Damaged, load_json, save_json
+from fedpriv.methods import find_method
 from fedpriv.methods.build import with_options
 from fedpriv.models.text.pretrained import is_local
 from fedpriv.models.user_net import is_user_net
@@ -299,6 +300,10 @@ def _check_deployable(config: RunConfig) -> None:
     """Raise :class:`UsageError` for what only a simulation can do."""
     if config.run_dir is not None and config.run_dir.name == HANDSHAKE:
         raise UsageError(f"--run-dir {config.run_dir}: {HANDSHAKE} is what clients call the time before a run; another name")
+    if find_method(config.method.name).pools:
+        raise UsageError(
+            f"method {config.method.name} needs all data in one place, and clients keep theirs; `fedpriv train` runs it on yours"
+        )
     if is_user_net(config.model.name):
         raise UsageError(
             f"model {config.model.name}: clients import nothing that a server names; make it a plug-in on each machine"

@@ -197,7 +197,8 @@ class Server:
     def statement(self) -> dict[str, Any]:
         """The run's privacy statement."""
         rate = self.config.train.participation or 0.0
-        return self.ledger.statement(self.config.data.clients, rate, self.randomness, self._holders_unknown)
+        pooled = self.agreement.method.pools
+        return self.ledger.statement(self.config.data.clients, rate, self.randomness, self._holders_unknown, pooled)
 
     # --- the parts of a round ----------------------------------------------------------------------------------------
 
@@ -228,7 +229,8 @@ class Server:
             if self.on_answer is not None:
                 self.on_answer(number, len(participants))
             messages: list[tuple[Direction, Sealed]] = [] if answer.upload is None else [("up", answer.upload)]
-            messages.append(("report", answer.report))
+            if not self.agreement.method.pools:
+                messages.append(("report", answer.report))
             for direction, sealed in messages:
                 self._tap(direction, sealed)
             if self._accepts(arrivals, answer):
