@@ -59,7 +59,8 @@ class TabLeak(RowAttack):
 
     Attributes:
         steps: of signed Adam; 1,500 in the authors' code.
-        lr: as in the authors' code, the same in all steps. If it falls as in Inverting Gradients, most starts end in wrong levels.
+        lr: as in the authors' code, the same in all steps; if it falls as in Inverting Gradients, most starts end in wrong
+            levels.
         starts: of the ensemble, at most.
         sweeps: largest number of exchanges of levels at the end (:func:`refined`).
     """

@@ -106,7 +106,7 @@ def test_few_steps_recover_two_rows_with_unknown_labels() -> None:
     rows, labels = setting.truth(0)
     message = setting.observations(rows, labels, 0)
     result = TabLeak(steps=100, starts=4).run(message)
-    raw, index = in_order(result.raw, rows, TABLE, 1)
+    raw, _ = in_order(result.raw, rows, TABLE, 1)
     assert score_rows(raw, rows, TABLE).cells.share == 1 and sorted(result.labels.tolist()) == sorted(labels.tolist())
     assert result.loss.shape == (1,) and result.cells[0][2] in ("no", "yes")
 
