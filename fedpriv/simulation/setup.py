@@ -176,9 +176,7 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
     sizes = [places.size(client) for client in participants(agreement, 1)]
     choice = choose(config, net, places.train(places.nonempty[0]).inputs, sizes, agreement.method.phases(round=1))
     agreement.config = agreement.config.model_copy(update={"executor": choice.config})
-    return Federation(
-        agreement, prepared, dataset, data, resident, augment, choice, statistics=loaded.statistics, pooled=pooled
-    )
+    return Federation(agreement, prepared, dataset, data, resident, augment, choice, statistics=loaded.statistics, pooled=pooled)
 
 
 def ranked(config: RunConfig, declared: Declared, names: Sequence[str]) -> tuple[RunConfig, str | None]:
