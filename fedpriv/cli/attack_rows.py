@@ -35,6 +35,7 @@ def attack_rows(name: str, options: Mapping[str, Any], seed: int, run_name: str 
     from fedpriv.attacks.lab.row_attempts import row_attacker
     from fedpriv.attacks.lab.trial import Trial
     from fedpriv.attacks.scoring.row_scores import score_rows, typical_row
+    from fedpriv.audit.rows.figures import written
 
     for option in OF_OTHERS:
         if chosen.pop(option):
@@ -55,19 +56,19 @@ def attack_rows(name: str, options: Mapping[str, Any], seed: int, run_name: str 
     typical = typical_row(target.encoding).to(target.rows).expand_as(target.rows)
     guess = score_rows(typical, target.rows, target.encoding)
     table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    for column in ("attack", "cells right", "whole rows", "labels right", "CPU s"):
-        table.add_column(column)
+    for title_of_column in ("attack", "cells right", "whole rows", "labels right", "CPU s"):
+        table.add_column(title_of_column)
     seconds = attempt.reconstruction.cpu_seconds
     table.add_row(name, *_cells(attempt.scores), f"{seconds:.1f}")
     table.add_row(GUESS, *_cells(guess), "")
     out.print(table)
-    best = int(attempt.scores.hits.sum(1).argmax())
-    truth, recovered = (target.encoding.decode(rows[best : best + 1].cpu())[0] for rows in (target.rows, attempt.raw))
     example = Table(title="the row with most right cells", box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    for column in ("column", "true", "recovered"):
-        example.add_column(column, overflow="fold")
-    for column, *cells in zip(target.encoding.columns, truth, recovered, strict=True):
-        example.add_row(column.name, *map(_shown, cells))
+    for title_of_column in ("column", "true", "recovered"):
+        example.add_column(title_of_column, overflow="fold")
+    best = int(attempt.scores.hits.sum(1).argmax())
+    pair = (target.encoding.decode(rows[best : best + 1].cpu())[0] for rows in (target.rows, attempt.raw))
+    for column, truth, recovered in zip(target.encoding.columns, *pair, strict=True):
+        example.add_row(column.name, written(column, truth), written(column, recovered))
     out.print(example)
     return {
         "attack": name,
@@ -95,10 +96,6 @@ def _figures(scores: RowScores) -> dict[str, Any]:
     return {name: None if rate is None else asdict(rate) | {"share": rate.share} for name, rate in rates.items()} | {
         "by_column": {name: rate.share for name, rate in scores.by_column.items()}
     }
-
-
-def _shown(cell: float | str | None) -> str:
-    return "–" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else cell or "missing"
 
 
 def _target(
