@@ -64,7 +64,8 @@ def _target(run: AuditedRun) -> Condition | None:
 def _command(run: AuditedRun, target: Condition) -> str:
     """The search for a defence that meets the target.
 
-    Strengths are searched by replay of single uploads, without training; for other measures, and for sums, values are listed.
+    For ``recovered`` and ``labels`` of single uploads, the command gives a range of noise, which is searched by replay without
+    training; otherwise it lists fixed values.
     """
     searched = target.measure in ("recovered", "labels") and not run.summed
     noise = ["gaussian:variance=1e-10..1e-4"] if searched else ["gaussian:variance=1e-6", "gaussian:variance=1e-4"]
@@ -72,7 +73,8 @@ def _command(run: AuditedRun, target: Condition) -> str:
     sent = {statistic.what for statistic in run.statistics}
     statistics = sent - OF_MODEL
     removable = bool(statistics) and statistics <= _REMOVABLE
-    # What an attack on samples does not use may be sent beside a defence of the model; it reveals members and classes.
+    # If samples are the target, statistics that the attack did not use may stay; otherwise they must be masked, as they reveal
+    # members and classes.
     in_them = removable and (target.measure != "recovered" or any(map(gives_away, run.centers)))
     without = [_NO_STATISTICS] if in_them else []
     if RUNNING in sent and target.measure == "membership_auc":
