@@ -76,6 +76,9 @@ class Method:
     """Whether a download may lack shared tensors; if not, clients refuse such a download."""
     round_zero: ClassVar[bool] = False
     """Whether the initial model is broadcast to all clients before the first round."""
+    pools: ClassVar[bool] = False
+    """Whether client 0 has the training samples of all clients, and its model is the server's: one place, within which nothing is
+    sent. For simulations only."""
 
     def __init__(
         self, params: Any, context: Context, objective: Objective | None = None, aggregation: Aggregation | None = None
@@ -281,6 +284,11 @@ class Method:
     def tested_from(self) -> int:
         """The first round whose test follows the method's whole protocol; earlier tests may leave out fine-tuning."""
         return 1
+
+    @property
+    def server_names(self) -> tuple[str, ...]:
+        """The names of the net's tensors that the server has as they were trained, in row order."""
+        return self.private_names if self.pools else self.shared_names
 
     @property
     def has_global_model(self) -> bool:

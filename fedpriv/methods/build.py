@@ -26,7 +26,8 @@ def with_options(config: RunConfig) -> RunConfig:
     method = find_method(config.method.name)
     aggregation_class = method.aggregation_class if config.aggregation is None else find_aggregation(config.aggregation.name)
     # Client-level DP weighs all clients equally (a sum of changes over a constant), so there the default of `weights` is uniform.
-    default = {"weights": "uniform"} if config.privacy.level == "client" and aggregation_class is Mean else {}
+    averages = aggregation_class is Mean and bool(method.shared)
+    default = {"weights": "uniform"} if config.privacy.level == "client" and averages else {}
     parts: dict[str, NamedOptions | None] = {}
     if (objective := config.objective) is not None:
         objective_class = find_objective(objective.name)

@@ -79,19 +79,29 @@ class Clients(PrivateStates, ABC):
         """Release resources other than memory; by default there are none."""
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """The results of an evaluation.
+
+    Attributes:
+        metrics: numbers for the round's record, by name.
+        per_client: score (:data:`fedpriv.scores.catalogue.SCORES`) -> its value of each client (``None``: the client has no test
+            data, or the score is not defined on them); ``None``: clients were not tested.
+    """
+
+    metrics: Mapping[str, float]
+    per_client: Mapping[str, list[float | None]] | None = None
+
+
 class Scorer(Protocol):
     """Scores a server's state."""
 
     @property
     def untested(self) -> Mapping[int, str]:
-        """Clients with test data whose accuracy the last evaluation lacks, with reasons."""
+        """Clients with test data that the last evaluation lacks, with reasons."""
 
-    def score(
-        self, server: ServerState, last: Mapping[int, int], round: int, uploads: Sequence[Upload] = ()
-    ) -> tuple[Mapping[str, float], list[float | None] | None]:
-        """Metrics of the state, and each client's accuracy in [0, 1] (``None``: the client has no test data).
-
-        ``None`` in place of the list: clients are not tested.
+    def score(self, server: ServerState, last: Mapping[int, int], round: int, uploads: Sequence[Upload] = ()) -> Evaluation:
+        """The metrics of a state, and the clients' scores.
 
         Args:
             last: as in :class:`Instruction`.

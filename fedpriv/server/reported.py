@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from statistics import fmean
 
+from fedpriv.scores.catalogue import SCORES, SUMMARIES
 from fedpriv.wire.message import Refused
 from fedpriv.wire.report import Report
 
@@ -13,11 +14,12 @@ _RESERVED = frozenset(
     {
         *("untrained", "round", "participants", "dropped", "refused", "missing", "too_few_uploads", "not_finite"),
         *("summed", "sum_error", "untested", "padding", "seconds", "epsilon", "train_loss", "test_loss", "bytes_up"),
-        *("bytes_down", "bytes_up_tests", "bytes_down_tests", "total_bytes_up", "total_bytes_down", "accuracy"),
-        *("accuracy_weighted", "accuracy_worst_tenth", "accuracy_best", "accuracy_std", "accuracy_fresh_head"),
-        "accuracy_before_merge",
-        # MLflow's names of some of the above, if they differ by more than a slash.
-        *("accuracy_mean", "bytes_total_up", "bytes_total_down", "loss_train", "loss_test", "privacy_epsilon", "privacy_clipped"),
+        *("bytes_down", "bytes_up_tests", "bytes_down_tests", "total_bytes_up", "total_bytes_down"),
+        *("accuracy_fresh_head", "accuracy_before_merge"),
+        *SCORES,
+        # The last is of MLflow, as are the following: names that differ by more than a slash there.
+        *(f"{score}_{summary}" for score in SCORES for summary in (*SUMMARIES, "mean")),
+        *("bytes_total_up", "bytes_total_down", "loss_train", "loss_test", "privacy_epsilon", "privacy_clipped"),
     }
 )
 MOST = 1000

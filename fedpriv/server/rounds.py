@@ -21,6 +21,7 @@ from fedpriv.server.clients import Clients, Instruction, Scorer
 from fedpriv.server.next_state import LocalUpdates, Merger, Outcome
 from fedpriv.server.round_record import RoundRecord
 from fedpriv.server.sampling import participants
+from fedpriv.server.statistics import Crossed
 from fedpriv.spans import UNTIMED, Clocks, Spans
 from fedpriv.storage.checkpoints import Checkpoints, Progress
 from fedpriv.storage.payloads import Kept, PayloadKeeper, PayloadStore
@@ -47,6 +48,7 @@ class Server:
         profile: times the categories of work.
         randomness: what the clients draw noise from.
         samples: client -> the number of training samples that it declared; needed at sample level, where it sets the steps.
+        statistics: the messages that crossed before there was a run.
 
     Attributes:
         state: the global model and what the method remembers beside it.
@@ -66,9 +68,11 @@ class Server:
         profile: Spans = UNTIMED,
         randomness: Randomness = "seed",
         samples: Mapping[int, int] = MappingProxyType({}),
+        statistics: Sequence[Crossed] = (),
     ) -> None:
         self.agreement, self.folder, self.clients, self.scorer = agreement, folder, clients, scorer
         self.warn, self.profile, self.randomness, self.samples = warn, profile, randomness, samples
+        self._statistics = statistics
         self.config: RunConfig = agreement.config
         self.meter = ByteMeter()
         self.taps: list[Tap] = [self.meter]
@@ -100,6 +104,10 @@ class Server:
         began = Clocks.now()
         with self.folder.writing("metrics.jsonl"):
             self.folder.mend_records(-1)
+        for crossed in self._statistics:
+            for _ in range(crossed.times):
+                self._tap(crossed.direction, crossed.message)
+            self.keep_payload("statistics", crossed.message)
         self.state = method.start(self.agreement.initial.clone())
         if (broadcast := self._broadcast(self.state)) is not None:
             for _ in range(self.config.data.clients):
@@ -161,8 +169,8 @@ class Server:
             record.metrics["epsilon"] = self.ledger.epsilon
         if self._is_scored(round):
             with self.profile("evaluation"):
-                scores, accuracies = self.scorer.score(self.state, self.progress.clients, round, outcome.uploads)
-                record.add_scores(scores, accuracies, self.scorer.untested, self.warn)
+                evaluation = self.scorer.score(self.state, self.progress.clients, round, outcome.uploads)
+                record.add_scores(evaluation, self.scorer.untested, self.warn)
         record.add_clients(arrivals, updates, outcome, self._opened_sum)
         return self._commit(record, began)
 
@@ -189,7 +197,8 @@ class Server:
     def statement(self) -> dict[str, Any]:
         """The run's privacy statement."""
         rate = self.config.train.participation or 0.0
-        return self.ledger.statement(self.config.data.clients, rate, self.randomness, self._holders_unknown)
+        pooled = self.agreement.method.pools
+        return self.ledger.statement(self.config.data.clients, rate, self.randomness, self._holders_unknown, pooled)
 
     # --- the parts of a round ----------------------------------------------------------------------------------------
 
@@ -220,7 +229,8 @@ class Server:
             if self.on_answer is not None:
                 self.on_answer(number, len(participants))
             messages: list[tuple[Direction, Sealed]] = [] if answer.upload is None else [("up", answer.upload)]
-            messages.append(("report", answer.report))
+            if not self.agreement.method.pools:
+                messages.append(("report", answer.report))
             for direction, sealed in messages:
                 self._tap(direction, sealed)
             if self._accepts(arrivals, answer):
@@ -336,7 +346,7 @@ class Server:
             "round": round,
             "time_ms": int(time.time() * 1000),
             "metrics": {**record.metrics, **traffic, **totals, "seconds": seconds},
-            "per_client": {} if record.accuracies is None else {"accuracy": record.accuracies},
+            "per_client": record.per_client,
             **record.clients,
         }
         with self.profile("checkpoint"), self.folder.writing(f"the checkpoint of round {round}"):

@@ -100,16 +100,17 @@ def comparable(guess: Gradient, observed: ObservedGradient) -> dict[str, Tensor]
     return {name: factor * tensor for name, tensor in comparable_guess.items()}
 
 
-def matching_loss(exact: Distance, guess: Gradient, images: Tensor, observed: ObservedGradient) -> Tensor:
+def matching_loss(exact: Distance, guess: Gradient, images: Tensor | None, observed: ObservedGradient) -> Tensor:
     """The loss of gradient matching: the distance ``exact`` if the gradient is exact, else the images' negative log posterior.
 
     Args:
-        guess: gradient of ``images``.
-        images: ``(..., C, H, W)`` in [0, 1].
+        guess: gradient of ``images``, or of other samples.
+        images: ``(..., C, H, W)`` in [0, 1]; ``None``: of samples without a prior, the negative log-likelihood.
     """
     if not observed.variance:
         return exact(guess, observed)
-    return standardised(guess, observed) + negative_log_prior(images, observed)
+    likelihood = standardised(guess, observed)
+    return likelihood if images is None else likelihood + negative_log_prior(images, observed)
 
 
 def negative_log_prior(images: Tensor, observed: ObservedGradient) -> Tensor:

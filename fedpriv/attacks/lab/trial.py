@@ -1,4 +1,4 @@
-"""Runs one attack on one target, of images or texts: the checks before it, its controls, and whether its failure is evidence."""
+"""Runs one attack on one target, of images, texts or rows: the checks before it, its controls, and whether its failure is evidence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable, mounting
 from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.lab.control import Control
-from fedpriv.attacks.lab.setting import Setting
+from fedpriv.attacks.lab.setting import RowSetting, Setting
 
 AttackT = TypeVar("AttackT", bound=Attack[Any], covariant=True)
 Scores = TypeVar("Scores")
@@ -101,12 +101,13 @@ def out_of_reach(attack: Attack[Any], samples: int, schedule: Schedule | None = 
     not."""
     if attack.optimises and attack.exceeds_control(samples):
         limit = attack.max_batch
+        behind = f"{samples} {'rows' if attack.modality == 'row' else 'images'} behind one message"
         if attack.modality == "text":
             text = f"{samples} sentences behind one message, and the budget is for {limit} at once"
-        elif isinstance(attack.control, Setting) and attack.control.min_recovery > 0:
-            text = f"{samples} images behind one message; at this budget its control recovers up to {limit} at once"
+        elif isinstance(attack.control, Setting | RowSetting) and attack.control.min_recovery > 0:
+            text = f"{behind}; at this budget its control recovers up to {limit} at once"
         else:
-            text = f"{samples} images behind one message; it has no positive control, and is tried on up to {limit}"
+            text = f"{behind}; it has no positive control, and is tried on up to {limit}"
         return Reason("too many samples", text)
     if attack.most_steps is not None and schedule is not None and schedule.steps > attack.most_steps:
         return Reason("too many steps", f"{schedule.steps} local steps are more than the {attack.most_steps} of this budget")
