@@ -199,9 +199,11 @@ def _results(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]], p
             yield "  always the most frequent class", f"{summary['chance']:.3f} accuracy"
         if (constant := constant_answer(summary)) is not None:
             yield "  at chance level", Bold("", constant)
-        further = (SCORES[name] for name in summary["scores"] if name not in ("accuracy", summary["metric"]))
-        values = [(score.title, summary["scores"][score.name]["mean"]) for score in further]
-        if shown := [f"{value:.3f} {title}" for title, value in values if value is not None]:
+        further = {
+            name: score["mean"] for name, score in summary["scores"].items() if name not in ("accuracy", summary["metric"])
+        }
+        titles = {name: SCORES[name].title if name in SCORES else name for name in further}
+        if shown := [f"{value:.3f} {titles[name]}" for name, value in further.items() if value is not None]:
             yield "  further scores, means", "   ".join(shown)
         tested = summary["accuracy_per_client"]
         if left_out := tested.count(None):
