@@ -18,7 +18,7 @@ import torch
 from fedpriv.config import ExecutorConfig, RunConfig, parse
 from fedpriv.data.user_data.owners import owners_of
 from fedpriv.errors import ClientDiverged, UsageError
-from fedpriv.evaluation.chance import chance
+from fedpriv.evaluation.chance import chance, constant_scores
 from fedpriv.files import Damaged
 from fedpriv.methods.build import changed_options
 from fedpriv.scores.own import OwnScores, check_own
@@ -27,7 +27,7 @@ from fedpriv.simulation.executors.build import check_reachable
 from fedpriv.simulation.final_model import export_model
 from fedpriv.simulation.profile import Profile
 from fedpriv.simulation.reopening import damaged_partition, hashes, reopened
-from fedpriv.simulation.results import write_results
+from fedpriv.simulation.results import Chance, write_results
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.spans import END, UNTIMED, Spans
@@ -324,9 +324,10 @@ def _confusion(simulation: Simulation) -> tuple[Confusion, Sequence[str]]:
     return simulation.scorer.confusion(simulation.state), simulation.federation.dataset.classes
 
 
-def _chance(federation: Federation) -> tuple[float, int]:
-    """Mean accuracy of the best constant answer in the clients' tests, and the number of samples in them."""
-    return chance(federation.data, federation.method, federation.config, len(federation.dataset.classes))
+def _chance(federation: Federation) -> Chance:
+    """What a constant answer scores in the clients' tests."""
+    tests = federation.data, federation.method, federation.config, len(federation.dataset.classes)
+    return Chance(*chance(*tests), constant_scores(*tests))
 
 
 def _profile(federation: Federation, began: float) -> Profile:
