@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fedpriv.audit.answer import CLASSES, CONTRADICTED, MEMBERS, NOT_KNOWN, NOTHING, SINGLES, WORDS_OF_TEXTS
 from fedpriv.audit.conditions import Condition, conditions
-from fedpriv.audit.formats import percent
+from fedpriv.audit.formats import percent, ranked
 from fedpriv.audit.judge import members
 from fedpriv.audit.judge.images import gives_away
 from fedpriv.audit.judge.measures import membership_auc
@@ -35,7 +35,7 @@ def changes(run: AuditedRun, alike: Sequence[AuditedRun]) -> tuple[str, str | No
         return "An audit that can mount these attacks; why this one could not is said below.", None
     better = [other for other in alike if other.concluded.level > level and other.concluded.level != NOT_KNOWN]
     if useful := [other for other in better if not other.cost.at_chance]:
-        best = max(useful, key=lambda other: (other.cost.accuracy or 0.0, -other.cost.bytes_up))
+        best = max(useful, key=lambda other: (other.cost.merit, -other.cost.bytes_up))
         return f"{_defended(best)}: “{best.concluded.words}”{_cost(best, run)}.", None
     if better:
         return f"{_defended(better[0])}: “{better[0].concluded.words}”, but its model is no better than guessing.", None
@@ -102,6 +102,8 @@ def _defended(run: AuditedRun) -> str:
 
 
 def _cost(run: AuditedRun, other: AuditedRun) -> str:
-    if run.cost.accuracy is None or other.cost.accuracy is None:
+    if run.cost.ranked is None or other.cost.ranked is None or run.cost.metric != other.cost.metric:
         return ""
+    if run.cost.metric != "accuracy":
+        return f", at a {ranked(run.cost)} in place of {ranked(other.cost)}"
     return f", at an accuracy of {percent(run.cost.accuracy)} in place of {percent(other.cost.accuracy)}"
