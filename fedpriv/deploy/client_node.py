@@ -31,6 +31,9 @@ from fedpriv.deploy.requires import Requires
 from fedpriv.deploy.source import Source
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_json, save_json, write_atomically
+from fedpriv.noise_source import SecretSource
+from fedpriv.server.statistics import statistics_noise
+from fedpriv.simulation.inputs.statistics import private_statistics
 from fedpriv.simulation.inputs.unseen import SampleForm
 from fedpriv.simulation.setup import Loaded, Read, lacking_modalities, partition_dataset, prepared_inputs, read
 from fedpriv.wire import Sealed, unseal
@@ -168,8 +171,10 @@ class ClientNode:
         parts, key = self._read(config), config.to_yaml()
         if question.kind == "inquiry" or self._respondent is None or self._respondent[0] != key:
             rows = parts.dataset.training_rows(np.asarray(parts.partition.train[self.number]), config.data.min_level)
-            secure, sums = config.wire.secure_aggregation, self.folder / "statistics.json"
-            self._respondent = key, Respondent(self.number, rows, secure, key.encode(), sums)
+            noise, source = statistics_noise(config, parts.dataset.kind), SecretSource(self._secret(HANDSHAKE + key))
+            private, sums = private_statistics(config, noise, source), self.folder / "statistics.json"
+            secure = config.wire.secure_aggregation
+            self._respondent = key, Respondent(self.number, rows, private, secure, key.encode(), sums)
         envelope.add({}, message=self._respondent[1].answer(question))
 
     def _agree(self, run: str, request: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +228,8 @@ def _agreement(config: RunConfig, facts: Sequence[Facts], statistics: Gathered |
     """The agreement that the clients will build, too, from the config, their declarations and their statistics."""
     first, sizes, known = facts[0], _training_sizes(facts), declared(facts)
     form = first.form
+    if statistics is not None:
+        known = replace(known, class_samples=statistics.encoding.classes, statistics_noise=statistics.noise)
     if statistics is not None and statistics.encoding.columns:
         form = SampleForm((sum(column.width for column in statistics.encoding.columns),))
     config = with_default_share(resolve(config, first.default_model, first.suggests), len(sizes))
@@ -253,7 +255,10 @@ def _run(
         warn(note)
     config = _for_clients(agreement.config).model_dump(mode="json")
     setup = {"config": config, "declared": declared_to_json(agreement.declared), "code": code_version()}
-    samples_by_client, encoding = {client.client: client.samples for client in facts}, statistics and statistics.message
+    samples_by_client, encoding = (
+        {client.client: client.samples for client in facts},
+        None if statistics is None else statistics.message,
+    )
     clients = RemoteClients(grid, folder.path.name, setup, samples_by_client, seconds, warn, encoding)
     if not any(folder.checkpoints.glob("round-*.json")):
         try:

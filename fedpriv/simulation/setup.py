@@ -142,6 +142,8 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
     declared = Declared(
         len(loaded.dataset.classes), data.nonempty, sum(sizes) / len(sizes), max(sizes), lacking_modalities(config)
     )
+    if loaded.statistics is not None:
+        declared = replace(declared, class_samples=loaded.statistics.encoding.classes, statistics_noise=loaded.statistics.noise)
     agreement, net = settle(config, prepared.build, declared, data.sizes, data.partition, loaded.device, begun)
     resident = Resident(net, agreement.space, loaded.device)
     if agreement.method.objective.labels:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpriv.client.statistics import Respondent
+from fedpriv.client.statistics import PrivateStatistics, Respondent
 from fedpriv.config import RunConfig
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.partitions.partition import Partition
-from fedpriv.server.statistics import Gathered, gather
+from fedpriv.noise_source import RandomSource, SeededSource
+from fedpriv.seeding import derive
+from fedpriv.server.statistics import Gathered, gather, statistics_noise
 from fedpriv.wire import Sealed
 
 
@@ -31,6 +33,18 @@ class SimulatedRespondents:
                 yield client.number, client.answer(questions[client.number])
 
 
+def private_statistics(config: RunConfig, noise: float, source: RandomSource) -> PrivateStatistics | None:
+    """How a client makes its statistics private; ``None``: the run is not private.
+
+    Args:
+        noise: the noise multiplier of the statistics.
+        source: of the client's noise.
+    """
+    if config.privacy.level == "none":
+        return None
+    return PrivateStatistics(config.data.bounds, noise if config.privacy.level == "sample" else 0.0, source)
+
+
 def measured(dataset: Dataset, partition: Partition, config: RunConfig) -> tuple[Dataset, Gathered | None]:
     """The data set as the clients' statistics scale and code it, and these; ``None``: it needs none.
 
@@ -42,9 +56,12 @@ def measured(dataset: Dataset, partition: Partition, config: RunConfig) -> tuple
     data = config.data
     held = {client: rows for client, rows in enumerate(partition.train) if len(rows)}
     rows = {client: dataset.training_rows(np.asarray(places), data.min_level) for client, places in held.items()}
-    secure = config.wire.secure_aggregation
-    clients = SimulatedRespondents([Respondent(client, of_client, secure) for client, of_client in rows.items()])
-    gathered = gather(clients, dataset.kind, config)
+    noise, secure = statistics_noise(config, dataset.kind), config.wire.secure_aggregation
+    respondents = [
+        Respondent(client, of_client, private_statistics(config, noise, SeededSource(derive(config.seed, client))), secure)
+        for client, of_client in rows.items()
+    ]
+    gathered = gather(SimulatedRespondents(respondents), dataset.kind, config)
     return dataset.encoded(gathered.encoding, np.unique(np.concatenate(list(held.values())))), gathered
 
 
@@ -58,4 +75,8 @@ def note_on_statistics(dataset: Dataset, config: RunConfig) -> str:
         )
     if config.wire.secure_aggregation:
         what += "; the server learns their sum over the clients alone, but each client's levels by name"
-    return f"before round 1, each client sends statistics of its training samples: {what}; no epsilon covers them"
+    if config.privacy.level == "none":
+        return f"before round 1, each client sends statistics of its training samples: {what}; no epsilon covers them"
+    if config.privacy.statistics_epsilon == 0:
+        return "the samples are scaled by the declared bounds alone (privacy.statistics_epsilon=0)"
+    return "before round 1, noisy statistics of the training samples spend a part of epsilon (privacy.statistics_epsilon)"
