@@ -22,6 +22,7 @@ from fedpriv.config import RunConfig
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.encoding import Encoding
 from fedpriv.data.partitions.partition import Partition, make_partition
+from fedpriv.data.statistics.fitting import SampleKind
 from fedpriv.data.statistics.messages import read_text
 from fedpriv.deploy.agreed_run import AgreedRun, DeclinedTest
 from fedpriv.deploy.frames import Envelope, Frame, one_line
@@ -170,8 +171,11 @@ class ClientNode:
             raise Refused("a question for statistics without a message")
         parts, key = self._read(config), config.to_yaml()
         if question.kind == "inquiry" or self._respondent is None or self._respondent[0] != key:
-            rows = parts.dataset.training_rows(np.asarray(parts.partition.train[self.number]), config.data.min_level)
-            noise, source = statistics_noise(config, parts.dataset.kind), SecretSource(self._secret(HANDSHAKE + key))
+            classes = tuple(str(name) for name in request.get("classes") or ())
+            dataset = parts.dataset.with_classes(classes) if classes else parts.dataset
+            rows = dataset.training_rows(np.asarray(parts.partition.train[self.number]), config.data.min_level)
+            kind = SampleKind() if dataset.is_encoded else dataset.kind
+            noise, source = statistics_noise(config, kind), SecretSource(self._secret(HANDSHAKE + key))
             private, sums = private_statistics(config, noise, source), self.folder / "statistics.json"
             secure = config.wire.secure_aggregation
             self._respondent = key, Respondent(self.number, rows, private, secure, key.encode(), sums)
@@ -362,7 +366,7 @@ class ClientNode:
         key = (self._parts and self._parts[0], encoding, classes)
         if self._loaded is None or self._loaded[0] != key:
             dataset = parts.dataset.with_classes(classes) if classes else parts.dataset
-            if encoding is not None:
+            if encoding is not None and not dataset.is_encoded:
                 dataset = dataset.encoded(encoding, np.asarray(parts.partition.train[self.number]))
             self._loaded = key, prepared_inputs(replace(parts, dataset=dataset))
         return self._loaded[1]

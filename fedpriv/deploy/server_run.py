@@ -12,6 +12,7 @@ import torch
 
 from fedpriv.agreement import Agreement
 from fedpriv.config import RunConfig, filled, parse
+from fedpriv.data.statistics.fitting import SampleKind
 from fedpriv.defenses import build_transforms
 from fedpriv.deploy.agreed_run import initial_digest, row_digest
 from fedpriv.deploy.frames import Envelope, Frame, one_line
@@ -32,13 +33,14 @@ from fedpriv.deploy.remote_clients import Grid, RemoteClients, RemoteScorer
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.evaluation.probe_during_run import PROBE
 from fedpriv.files import Damaged, load_json, save_json
+from fedpriv.methods import find_method
 from fedpriv.methods.build import with_options
 from fedpriv.models.text.pretrained import is_local
 from fedpriv.models.user_net import is_user_net
 from fedpriv.plugins import load_plugins
 from fedpriv.secure.protocol_checks import check_trains
 from fedpriv.server.rounds import Server
-from fedpriv.server.statistics import Gathered, gather
+from fedpriv.server.statistics import Gathered, counted_classes, gather
 from fedpriv.simulation.inputs.unseen import SampleForm
 from fedpriv.simulation.results import write_results
 from fedpriv.simulation.run import OnRound, Warn, note_beginning, run_server
@@ -191,6 +193,7 @@ class _RemoteRespondents:
     """Clients on other machines, which are asked for statistics of their training rows."""
 
     config: Mapping[str, Any]
+    classes: Sequence[str]
     numbers: Sequence[int]
     grid: Grid
     seconds: float
@@ -199,7 +202,7 @@ class _RemoteRespondents:
         frames, answers = dict[int, Frame](), dict[int, Sealed]()
         for client, question in questions.items():
             envelope = Envelope()
-            envelope.add({"do": "measure", "config": self.config}, message=question)
+            envelope.add({"do": "measure", "config": self.config, "classes": list(self.classes)}, message=question)
             frames[client] = envelope.frame(run=HANDSHAKE)
         for client, frame in _answers(frames, self.grid, self.seconds):
             try:
@@ -214,14 +217,17 @@ class _RemoteRespondents:
 
 def _ask_for_statistics(config: RunConfig, facts: Sequence[Facts], grid: Grid, seconds: float) -> Gathered | None:
     """The statistics by which the clients' samples are scaled and coded; ``None``: they need none."""
-    if (kind := agreed_kind(facts)) is None:
+    kind, classes = agreed_kind(facts), counted_classes(config, len(class_names(facts)))
+    if kind is None and not classes:
         return None
     if len(class_names(facts)) == 1:
         raise UsageError(
             f"all samples of all clients have the label {one_line(facts[0].classes[0])!r}; a classifier needs two classes or more"
         )
-    respondents = _RemoteRespondents(_for_clients(config).chosen(), sorted(_training_sizes(facts)), grid, seconds)
-    return gather(respondents, kind, config)
+    respondents = _RemoteRespondents(
+        _for_clients(config).chosen(), class_names(facts), sorted(_training_sizes(facts)), grid, seconds
+    )
+    return gather(respondents, kind or SampleKind(), config, classes)
 
 
 def _agreement(config: RunConfig, facts: Sequence[Facts], statistics: Gathered | None) -> Agreement:
@@ -229,7 +235,7 @@ def _agreement(config: RunConfig, facts: Sequence[Facts], statistics: Gathered |
     first, sizes, known = facts[0], _training_sizes(facts), declared(facts)
     form = first.form
     if statistics is not None:
-        known = replace(known, class_samples=statistics.encoding.classes, statistics_noise=statistics.noise)
+        known = replace(known, class_counts=statistics.encoding.classes or None, statistics_noise=statistics.noise)
     if statistics is not None and statistics.encoding.columns:
         form = SampleForm((sum(column.width for column in statistics.encoding.columns),))
     config = with_default_share(resolve(config, first.default_model, first.suggests), len(sizes))
@@ -304,6 +310,10 @@ def _check_deployable(config: RunConfig) -> None:
     """Raise :class:`UsageError` for what only a simulation can do."""
     if config.run_dir is not None and config.run_dir.name == HANDSHAKE:
         raise UsageError(f"--run-dir {config.run_dir}: {HANDSHAKE} is what clients call the time before a run; another name")
+    if find_method(config.method.name).pools:
+        raise UsageError(
+            f"method {config.method.name} needs all data in one place, and clients keep theirs; `fedpriv train` runs it on yours"
+        )
     if is_user_net(config.model.name):
         raise UsageError(
             f"model {config.model.name}: clients import nothing that a server names; make it a plug-in on each machine"

@@ -60,7 +60,7 @@ class Participant:
 
     Attributes:
         number: of the client, from 0.
-        label: names run and round; keys and encrypted shares are valid for one round only.
+        label: bytes that identify the run and the round; keys and encrypted shares are valid for one round only.
         sent_to_all: what the server must have sent to all clients alike, such as the model. Shares cannot be decrypted by a
             client that was sent something else.
         min_clients: the fewest clients of a sum (``train.min_uploads``). With fewer the server would keep its model, and the next

@@ -87,7 +87,7 @@ class MaskedSum:
         return active, unmasked(uploads, encrypted, keys, shares, self.label)
 
     def _distinct(self, keys: Mapping[int, PublicKeys]) -> dict[int, PublicKeys]:
-        """Drop clients whose key equals another's; with them in, every client would refuse."""
+        """Drop clients whose key equals another's; if they stayed, every other client would refuse to go on."""
         owners: dict[bytes, int] = {}
         distinct = {}
         for client, sent in sorted(keys.items()):
@@ -100,11 +100,11 @@ class MaskedSum:
         return distinct
 
     def _rows(self, answer: Sealed, kind: Kind, client: int, about: Collection[int]) -> dict[int, bytes]:
-        """A table with a row for each of the clients ``about``."""
+        """Read a table; it must have exactly one row for each client in ``about``."""
         rows = messages.rows_of(answer, kind, self.round, client)
         if rows.keys() != set(about):
             strange = min(rows.keys() ^ set(about))
-            raise Refused(f"its {kind} have {'a' if strange in rows else 'no'} row for client {strange}")
+            raise Refused(f"its message of kind {kind} has {'a' if strange in rows else 'no'} row for client {strange}")
         return rows
 
     def _ask(self, questions: Mapping[int, Sealed], read: Callable[[int, Sealed], T]) -> dict[int, T]:

@@ -39,14 +39,14 @@ class SecureSum:
     """Sums the uploads of a round (:mod:`fedpriv.secure.protocol`).
 
     Args:
-        label: names run and round.
+        label: bytes that identify the run and the round.
         received: what every client was sent, by name.
         tap: called with every message that crosses.
         warn: called with a line for each client that drops out.
         on_opened: called with the clients of the sum as soon as enough shares have arrived for the server to know it, whether or
             not the sum is used.
-        opened_before: the clients of a sum over the same model that an earlier round opened; ``None``: there is none. The
-            difference of two such sums over different clients may show single uploads.
+        opened_before: the clients of a secure sum that was opened for the present model but gave no new one; ``None``: there is
+            none. The difference of two sums for one model over different clients may show single uploads.
     """
 
     agreement: Agreement
@@ -88,7 +88,7 @@ class SecureSum:
         return SecureSumResult(active, sums.loss, mean)
 
     def _check_members(self, active: tuple[int, ...], asked: int, examples: Mapping[int, int]) -> None:
-        """Refuse a sum that would give no model, or that would show single uploads together with an earlier one.
+        """Refuse a sum that would give no model, or that, together with an earlier sum, would show single uploads.
 
         Args:
             active: the clients that sent a masked upload.
@@ -106,7 +106,7 @@ class SecureSum:
             )
         if self.opened_before not in (None, active):
             raise Refused(
-                "an earlier round opened a sum over the same model and other clients; both together may show single uploads"
+                "an earlier round opened a sum for this model, of other clients; the two sums together may show single uploads"
             )
 
     def _mean(self, sums: Sums, count: int, examples: int) -> Sealed:

@@ -95,6 +95,11 @@ class Gathered:
             raise ValueError("it does not hold the statistics of the clients") from None
 
 
+def counted_classes(config: RunConfig, classes: int) -> int:
+    """How many classes the samples of the clients are counted of: all, or none if the run does not need to know."""
+    return classes if config.train.class_weights is not None else 0
+
+
 def gather(clients: Respondents, kind: SampleKind, config: RunConfig, classes: int = 0) -> Gathered:
     """Ask all clients for statistics of their training rows.
 
@@ -127,6 +132,9 @@ def gather(clients: Respondents, kind: SampleKind, config: RunConfig, classes: i
     forms = noisy_forms(inquiry) if private else inquiry.forms
     if private and not (noise and sensitivity(inquiry)):
         encoding = noisy_encoding(kind, inquiry, (), data.bounds, data.levels)
+        return Gathered(encoding, (Crossed("down", text_message("encoding", None, encoding), data.clients),))
+    if not (inquiry.summed or inquiry.levels or inquiry.classes):
+        encoding = kind.encoding(inquiry, Totals(0), data.levels)
         return Gathered(encoding, (Crossed("down", text_message("encoding", None, encoding), data.clients),))
     answers = dict(ask(dict.fromkeys(clients.numbers, text_message("inquiry", None, inquiry))))
     if config.wire.secure_aggregation:

@@ -11,9 +11,10 @@ from fedpriv.client.statistics import PrivateStatistics, Respondent
 from fedpriv.config import RunConfig
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.partitions.partition import Partition
+from fedpriv.data.statistics.fitting import SampleKind
 from fedpriv.noise_source import RandomSource, SeededSource
 from fedpriv.seeding import derive
-from fedpriv.server.statistics import Gathered, gather, statistics_noise
+from fedpriv.server.statistics import Gathered, counted_classes, gather, statistics_noise
 from fedpriv.wire import Sealed
 
 
@@ -51,22 +52,27 @@ def measured(dataset: Dataset, partition: Partition, config: RunConfig) -> tuple
     Raises:
         UsageError: no training row of any client has a number in some column.
     """
-    if dataset.is_encoded:
+    classes, data = counted_classes(config, len(dataset.classes)), config.data
+    if dataset.is_encoded and not classes:
         return dataset, None
-    data = config.data
+    kind = SampleKind() if dataset.is_encoded else dataset.kind
     held = {client: rows for client, rows in enumerate(partition.train) if len(rows)}
     rows = {client: dataset.training_rows(np.asarray(places), data.min_level) for client, places in held.items()}
-    noise, secure = statistics_noise(config, dataset.kind), config.wire.secure_aggregation
+    noise, secure = statistics_noise(config, kind), config.wire.secure_aggregation
     respondents = [
         Respondent(client, of_client, private_statistics(config, noise, SeededSource(derive(config.seed, client))), secure)
         for client, of_client in rows.items()
     ]
-    gathered = gather(SimulatedRespondents(respondents), dataset.kind, config)
+    gathered = gather(SimulatedRespondents(respondents), kind, config, classes)
+    if dataset.is_encoded:
+        return dataset, gathered
     return dataset.encoded(gathered.encoding, np.unique(np.concatenate(list(held.values())))), gathered
 
 
 def note_on_statistics(dataset: Dataset, config: RunConfig) -> str:
     """A line on what clients of these samples send before round 1."""
+    if dataset.is_encoded:
+        return "before round 1, each client sends the number of its training samples of each class (train.class_weights)"
     what = "sums of their pixels and of the squares, by channel"
     if dataset.cells and dataset.kind.columns:
         what = (
