@@ -51,6 +51,10 @@ TRADEOFF = (
 ROC_OF_ANSWER = "Members found against others falsely accused, over all thresholds. Both axes are logarithmic."
 ROC = "Both axes are logarithmic, to show low false-positive rates. Of many attacks, the eight of the largest area are drawn."
 EACH_ALONE = "Each interval is for that attack alone. The answer's is wider, as it holds for all of them at once (Bonferroni)."
+BEFORE = (
+    "Before round 1, each client tells the server by what its samples are scaled and coded. The server, and who reads the messages, "
+    "learns this, without an attack. Means, deviations and levels of all clients together are then sent to everybody."
+)
 MEAN_COLOUR = "Mean colour of a client's images, from running statistics, in [0, 1]:"
 EXPOSED = "The defences of this run alter the model and leave {what} unaltered, which may reveal what they hide in the model."
 NO_BOUND = "This run claims no differential privacy: no accountant bounds what its messages reveal."
