@@ -428,7 +428,7 @@ def _keep_latest(kept: dict[str, Any], run: str, value: object) -> None:
 def _with_run_choices(run: RunConfig, loaded: RunConfig) -> RunConfig:
     """The config of loaded data, with the run's values for what each client chooses itself, so that the two can be compared."""
     partition = loaded.data.partition.model_copy(update={"column": run.data.partition.column})
-    same = {name: getattr(run.data, name) for name in ("name", "dir", "label")}
+    same = {name: getattr(run.data, name) for name in ("name", "dir", "label", "features", "drop")}
     return loaded.model_copy(update={"data": loaded.data.model_copy(update={**same, "partition": partition})})
 
 

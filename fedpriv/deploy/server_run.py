@@ -41,6 +41,7 @@ from fedpriv.plugins import load_plugins
 from fedpriv.secure.protocol_checks import check_trains
 from fedpriv.server.rounds import Server
 from fedpriv.server.statistics import Gathered, counted_classes, gather
+from fedpriv.simulation.inputs.statistics import note_on_statistics
 from fedpriv.simulation.inputs.unseen import SampleForm
 from fedpriv.simulation.results import write_results
 from fedpriv.simulation.run import OnRound, Warn, note_beginning, run_server
@@ -99,8 +100,8 @@ def start(
             about: dict[str, Any] = {"deployed": {"own_data": own_data, "code": code_version()}}
             if own_data:
                 about["dataset"] = OWN_DATA
-            if agreement.method.notes:
-                about["notes"] = list(agreement.method.notes)
+            if notes := _notes(agreement, facts, statistics):
+                about["notes"] = notes
             beginning: dict[str, Any] = {"clients": [asdict(client) for client in facts]}
             if statistics is not None:
                 beginning["statistics"] = statistics.to_json()
@@ -251,12 +252,17 @@ def _training_sizes(facts: Sequence[Facts]) -> dict[int, int]:
     return {client.client: client.train for client in facts if client.train}
 
 
+def _notes(agreement: Agreement, facts: Sequence[Facts], statistics: Gathered | None) -> list[str]:
+    """Notes for the user, a line each."""
+    note = None if statistics is None else note_on_statistics(statistics, agreement.config)
+    return [*filter(None, [note]), *agreement.method.notes, *filter(None, [check_trains(agreement, _training_sizes(facts))])]
+
+
 def _run(
     agreement: Agreement, folder: RunFolder, grid: Grid, facts: Sequence[Facts], statistics: Gathered | None, seconds: float,
     on_start: OnStart, on_round: OnRound, warn: Warn,
 ) -> dict[str, Any] | None:  # fmt: skip
-    without_a_step = check_trains(agreement, _training_sizes(facts))
-    notes = [*agreement.method.notes, *filter(None, [without_a_step])]
+    notes = _notes(agreement, facts, statistics)
     for note in notes:
         warn(note)
     config = _for_clients(agreement.config).model_dump(mode="json")

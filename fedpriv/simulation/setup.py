@@ -243,7 +243,7 @@ def load(config: RunConfig, partitioning: Partitioning | None = None) -> Loaded:
     parts = read(config, partitioning)
     dataset, statistics = measured(parts.dataset, parts.partition, parts.config)
     if statistics is not None:
-        notes = (*dataset.notes, note_on_statistics(parts.dataset, parts.config))
+        notes = (*dataset.notes, note_on_statistics(statistics, parts.config))
         dataset = replace(dataset, notes=notes)
     return prepared_inputs(replace(parts, dataset=dataset), statistics)
 

@@ -69,20 +69,23 @@ def measured(dataset: Dataset, partition: Partition, config: RunConfig) -> tuple
     return dataset.encoded(gathered.encoding, np.unique(np.concatenate(list(held.values())))), gathered
 
 
-def note_on_statistics(dataset: Dataset, config: RunConfig) -> str:
-    """A line on what clients of these samples send before round 1."""
-    if dataset.is_encoded:
-        return "before round 1, each client sends the number of its training samples of each class (train.class_weights)"
-    what = "sums of their pixels and of the squares, by channel"
-    if dataset.cells and dataset.kind.columns:
+def note_on_statistics(gathered: Gathered, config: RunConfig) -> str:
+    """A line on what clients send before round 1."""
+    encoding, begin = gathered.encoding, "before round 1, each client sends"
+    if config.privacy.level != "none":
+        if not gathered.noise:
+            return "the samples are scaled by the declared bounds alone (privacy.statistics_epsilon=0)"
+        return "before round 1, noisy statistics of the training samples spend a part of epsilon (privacy.statistics_epsilon)"
+    if encoding.columns:
+        least = config.data.min_level
         what = (
-            "sums and sums of squares of each column of numbers, and how many of its rows have each level that at least "
-            f"{config.data.min_level} have (data.min_level)"
+            f"{begin} statistics of its training rows: sums and sums of squares of each column of numbers, and how many of its "
+            f"rows have each level that at least {least} have (data.min_level)"
         )
+    elif encoding.mean:
+        what = f"{begin} statistics of its training samples: sums of their numbers and of the squares, by channel"
+    else:
+        what = f"{begin} the number of its training samples of each class (train.class_weights)"
     if config.wire.secure_aggregation:
         what += "; the server learns their sum over the clients alone, but each client's levels by name"
-    if config.privacy.level == "none":
-        return f"before round 1, each client sends statistics of its training samples: {what}; no epsilon covers them"
-    if config.privacy.statistics_epsilon == 0:
-        return "the samples are scaled by the declared bounds alone (privacy.statistics_epsilon=0)"
-    return "before round 1, noisy statistics of the training samples spend a part of epsilon (privacy.statistics_epsilon)"
+    return f"{what}; no epsilon covers them"
