@@ -778,6 +778,22 @@ class Wire:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ToldBefore:
+    """What a message of before round 1 says of training samples.
+
+    Attributes:
+        client: whose samples they are; ``None``: those of all clients together.
+        column: of a table, or a channel; empty: all of the samples.
+        bytes: of the message.
+    """
+
+    client: int | None
+    column: str
+    says: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Statistic:
     """A statistic that is sent besides the layers that give the logits.
 
@@ -844,6 +860,7 @@ class AuditedRun:
         participants: clients in a round.
         defence: transforms, secure aggregation and differential privacy, as they are named.
         server_knows, outsider_knows, conditions: in sentences; ``batch_norm``: whether the net normalises by the batch.
+        before: what the clients told of their samples before round 1.
         exposed: kinds of statistics that are sent unaltered although a defence alters the model.
         attributes: an outcome for each column and attacked message, also of those that were not run.
         membership: an outcome for each attack and round, also of those that were not run.
@@ -881,6 +898,7 @@ class AuditedRun:
     outsider_knows: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
     batch_norm: bool = False
+    before: tuple[ToldBefore, ...] = ()
     statistics: tuple[Statistic, ...] = ()
     exposed: tuple[str, ...] = ()
     images: tuple[ImageTarget, ...] = ()

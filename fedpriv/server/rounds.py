@@ -192,7 +192,7 @@ class Server:
     @property
     def ledger(self) -> Ledger:
         """What the run has spent so far."""
-        return Ledger(self.config.privacy, self.progress.privacy, self._holders)
+        return Ledger(self.config.privacy, self.progress.privacy, self._holders, self.agreement.spent_before)
 
     def statement(self) -> dict[str, Any]:
         """The run's privacy statement."""

@@ -151,7 +151,9 @@ def _recovered(run: AuditedRun, kind: TargetKind, of_text: TargetKind, of_row: T
     """What the best attacks recovered of images, of texts, or of rows."""
     if (most := rows.best_of(run, of_row)) is not None:
         guessed = rows.guessed(most.target.baselines)
-        about = f"{counted(most.figures.rows)} rows in every cell; by {most.outcome.attack}; guesses: {percent(guessed.cells.share)}"
+        about = (
+            f"{counted(most.figures.rows)} rows in every cell; by {most.outcome.attack}; guesses: {percent(guessed.cells.share)}"
+        )
         yield "cells: "
         yield measured(most.figures.cells, about) or Styled("not known", "nothing")
     best, read, has_images = images.best_of(run, kind), texts.best_of(run, of_text), "image" in run.modalities
@@ -211,6 +213,7 @@ def _run(number: int, run: AuditedRun) -> Section:
         Paragraph((*about, defence), "soft"),
         _sent(run),
         Section("What each party knows", [Section("", sides, "sides")]),
+        *([_before(run)] if run.before else []),
         *([_statistics(run)] if run.statistics else []),
         *([_noise(run)] if run.snr else []),
         *findings.findings(run),
@@ -259,6 +262,16 @@ def _traffic(run: AuditedRun) -> Iterator[Row]:
         numbers = [traffic.round for traffic in group]
         which = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}, each"
         yield Row((which, whole(up), whole(down)))
+
+
+def _before(run: AuditedRun) -> Section:
+    """What the clients told of their samples before round 1, from the messages that were kept."""
+    rows = [
+        Row(("all together" if line.client is None else line.client, line.column or "all", line.says, whole(line.bytes)))
+        for line in run.before
+    ]
+    table = Table("Statistics of training samples", ("#client", "column", "~what it tells", "#bytes of the message"), rows)
+    return Section("What is told before training", [Paragraph(words.BEFORE), table])
 
 
 def _statistics(run: AuditedRun) -> Section:

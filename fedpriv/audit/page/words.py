@@ -17,9 +17,7 @@ READ_ROWS = (
     "rows of a message are matched to the true ones first. The guesses beside each attack are the mean and the most frequent "
     "level of each column, and other rows, matched in the same way: an attack that does no better has found nothing."
 )
-RULES_OF_ROWS = (
-    "Of rows of a table, cells stand in the place of words, and inferred attributes in that of identified members."
-)
+RULES_OF_ROWS = "Of rows of a table, cells stand in the place of words, and inferred attributes in that of identified members."
 SNR = (
     "The signal-to-noise ratio compares a layer's change in training with the noise that was added to it, as a mean over a "
     "round's participants. At 0 dB both are equally strong; each 10 dB less means ten times as much noise power. The ratio is "
@@ -53,6 +51,10 @@ TRADEOFF = (
 ROC_OF_ANSWER = "Members found against others falsely accused, over all thresholds. Both axes are logarithmic."
 ROC = "Both axes are logarithmic, to show low false-positive rates. Of many attacks, the eight of the largest area are drawn."
 EACH_ALONE = "Each interval is for that attack alone. The answer's is wider, as it holds for all of them at once (Bonferroni)."
+BEFORE = (
+    "Before round 1, each client tells the server by what its samples are scaled and coded. The server, and who reads the messages, "
+    "learns this, without an attack. Means, deviations and levels of all clients together are then sent to everybody."
+)
 MEAN_COLOUR = "Mean colour of a client's images, from running statistics, in [0, 1]:"
 EXPOSED = (
     "The defences of this run alter the model and leave {what} unaltered, which may reveal what the defences hide in the model."

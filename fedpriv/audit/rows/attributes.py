@@ -100,7 +100,10 @@ class _Named:
     @classmethod
     def pooled(cls, every: Sequence[_Named]) -> _Named:
         """Of several columns together."""
-        return cls(*(sum(getattr(each, name) for each in every) for name in ("n", "both", "gained", "lost")), sum(each.cpu_seconds for each in every))
+        return cls(
+            *(sum(getattr(each, name) for each in every) for name in ("n", "both", "gained", "lost")),
+            sum(each.cpu_seconds for each in every),
+        )
 
     def interval(self, level: float) -> tuple[float, float]:
         """Of the difference that the message makes."""
@@ -139,9 +142,7 @@ def infer_attributes(record: RunRecord, messages: Sequence[tuple[int, int]], see
     return Attributes(_at_once(outcomes), tuple(controls), why)
 
 
-def _on_message(
-    record: RunRecord, round: int, client: int, seed: int
-) -> tuple[list[AttributeOutcome], list[ControlResult]]:
+def _on_message(record: RunRecord, round: int, client: int, seed: int) -> tuple[list[AttributeOutcome], list[ControlResult]]:
     """The outcomes of each column, with intervals that hold for that column alone, and the controls."""
     assert record.encoding is not None, "its samples are rows of a table"
     message, generator = record.message(round, client), torch.Generator().manual_seed(seed)
@@ -164,7 +165,9 @@ def _on_message(
     on_message = [pair[0] for pair in named]
     reasons: tuple[Reason, ...] = difference_reasons(observed.control_differences)
     if negative.passed and not reasons and not any(each.interval(LEVEL / len(named))[0] > 0 for each in on_message):
-        same_net = _same_net(record, message, inputs, columns, stand_in.at(torch.isin(stand_in.labels, known.labels)), known, seed)
+        same_net = _same_net(
+            record, message, inputs, columns, stand_in.at(torch.isin(stand_in.labels, known.labels)), known, seed
+        )
         controls += [] if same_net is None else [ControlResult(ATTACK, **vars(same_net))]
         if same_net is None:
             unkept = "the client's private layers were not kept, so that it could not be tried on undefended messages of this net"
@@ -212,9 +215,7 @@ def _own_update(record: RunRecord, message: Message, rows: _Rows) -> ShadowResul
     return own
 
 
-def _ask(
-    inputs: RegressionInputs, messages: Sequence[Observation], choices: Choices, asked: _Rows, known: _Rows
-) -> list[_Named]:
+def _ask(inputs: RegressionInputs, messages: Sequence[Observation], choices: Choices, asked: _Rows, known: _Rows) -> list[_Named]:
     """What each message names of a column of the asked rows."""
     began, device = time.process_time(), next(iter(inputs.path[0].values())).device
     prior = told_by_others(choices, (known.rows, known.labels), (asked.rows, asked.labels))
