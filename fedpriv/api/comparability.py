@@ -16,6 +16,8 @@ def not_comparable(folders: Sequence[Path], rows: Sequence[Mapping[str, Any]]) -
     Args:
         rows: the :func:`~fedpriv.api.comparing.figures` of the runs.
     """
+    if len(metrics := dict.fromkeys(row["metric"] for row in rows)) > 1:
+        yield f"the runs are ranked by different scores ({', '.join(metrics)}), so accuracy is compared (--set eval.metric)"
     if len({row["split"] for row in rows}) > 1:
         validated = ", ".join(row["run"] for row in rows if row["split"] == "validation")
         yield f"accuracies on validation data ({validated}) and on test data are not comparable"

@@ -42,7 +42,9 @@ class Simulation(Server):
 
             clients = MaskedClients(self.executor, folder.path.name, lambda upload: self.keep_payload("hidden", upload), warn)
         sizes = federation.places.sizes
-        super().__init__(federation.agreement, folder, clients, scorer, warn, holders, profile, samples=sizes)
+        # All rows in one place need no messages to measure them.
+        crossed = () if federation.statistics is None or federation.pooled is not None else federation.statistics.crossed
+        super().__init__(federation.agreement, folder, clients, scorer, warn, holders, profile, samples=sizes, statistics=crossed)
         self.scorer: AllClientsScorer = scorer
         self._watched = WatchedDownloads(federation.agreement, folder, warn)
         if federation.config.wire.check_downloads is None:
