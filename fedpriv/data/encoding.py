@@ -27,20 +27,22 @@ class NumberColumn:
     Attributes:
         mean, std: by which the numbers are standardised; of equal numbers, the deviation is 1.
         gaps: whether there is an entry that says that a number is missing.
+        unit: as in :class:`fedpriv.data.user_data.numbers.Numbers`.
     """
 
     name: str
     mean: float
     std: float
     gaps: bool = False
+    unit: str = ""
 
     @classmethod
-    def fit(cls, name: str, values: Entries) -> NumberColumn:
+    def fit(cls, name: str, values: Entries, unit: str = "") -> NumberColumn:
         """The column of training numbers ``(N,)``, NaN where one is missing."""
         # Of equal numbers, the rounded mean leaves a deviation of about 1e-17, over which another number would be enormous.
         constant = np.nanmin(values) == np.nanmax(values)
         mean, std = (np.nanmin(values), 1.0) if constant else (np.nanmean(values), np.nanstd(values))
-        return cls(name, float(mean), float(std), bool(np.isnan(values).any()))
+        return cls(name, float(mean), float(std), bool(np.isnan(values).any()), unit)
 
     @property
     def width(self) -> int:

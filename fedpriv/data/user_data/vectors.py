@@ -185,7 +185,7 @@ def encode_tables(train: Rows, test: Rows, features: Sequence[str]) -> TableRows
                     f"{numbers.unit or 'plain numbers'} in {train[0].origin}"
                 )
             known, asked = _finite(numbers, name, train[0])[rows], _finite(other, name, test[0])[test_rows]
-            number = NumberColumn.fit(name, known)
+            number = NumberColumn.fit(name, known, numbers.unit)
             columns.append(number)
             parts.append((number.encode(known), number.encode(asked)))
         else:
