@@ -88,7 +88,7 @@ def _example(final: FinalModel) -> tuple[Tensor, ...]:
     if preprocessing.text is not None:
         assert final.tokenizer is not None
         ids = torch.tensor(final.tokenizer("text")["input_ids"])
-        parts.append(ids.repeat(2, 8)[:, : min(8, preprocessing.text.max_tokens)])
+        parts.append(ids.repeat(2, 8)[:, : min(8, preprocessing.text.max_tokens)].clone())  # of a view, views would be required
     return tuple(parts)
 
 

@@ -15,7 +15,6 @@ from fedpriv.tracking.store import quiet_mlflow
 
 if TYPE_CHECKING:
     from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec
 
 LOADER = "fedpriv.prediction.served"
 """The module that MLflow loads the model with. It comes with the model, as fedpriv is on no package index."""
@@ -42,7 +41,9 @@ def save_mlflow_model(path: Path, content: Path, preprocessing: Preprocessing, o
 
     more = {"texts": _FOR_TEXTS, "images": _FOR_IMAGES}.get(preprocessing.kind, ())
     requirements = [f"{package}=={version(package).partition('+')[0]}" for package in (*_PACKAGES, *more)]
-    model = Model(metadata={"description": about, "classes": list(preprocessing.classes)})
+    columns = {column.name: _about(column) for column in preprocessing.columns}
+    metadata = {"description": about, "classes": list(preprocessing.classes), **({"columns": columns} if columns else {})}
+    model = Model(metadata=metadata)
     model.add_flavor("pytorch", model_data=f"data/{content.name}", pytorch_version=version("torch"), code=None)
     pyfunc.save_model(
         path,
@@ -59,6 +60,7 @@ def save_mlflow_model(path: Path, content: Path, preprocessing: Preprocessing, o
 def _signature(preprocessing: Preprocessing, outputs: tuple[str, ...]) -> ModelSignature:
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, Schema, TensorSpec
+    from mlflow.types.schema import AnyType
 
     if preprocessing.image is not None:
         channels, height, width = preprocessing.image.shape
@@ -67,22 +69,17 @@ def _signature(preprocessing: Preprocessing, outputs: tuple[str, ...]) -> ModelS
     elif preprocessing.text is not None:
         inputs = Schema([ColSpec("string", TEXT)])
     else:
-        inputs = Schema([_column(column) for column in preprocessing.columns])
+        # MLflow takes no column of whole numbers as doubles, and none with gaps as whole numbers; of a CSV file it has both.
+        inputs = Schema([ColSpec(AnyType(), column.name) for column in preprocessing.columns])
     first, *probabilities = outputs
     return ModelSignature(inputs, Schema([ColSpec("string", first), *(ColSpec("double", name) for name in probabilities)]))
 
 
-def _column(column: Column) -> ColSpec:
-    from mlflow.types import ColSpec
-
-    return ColSpec(_kind(column), column.name)
-
-
-def _kind(column: Column) -> Any:
-    """The type of a column in MLflow: numbers that are written with a unit are texts, as in a file."""
+def _about(column: Column) -> str:
+    """What a column holds, which the signature does not say."""
     if isinstance(column, NumberColumn):
-        return {"": "double", "date": "datetime"}.get(column.unit, "string")
-    return "string"
+        return f"number, written with {column.unit}" if column.unit in "%$€£¥" and column.unit else column.unit or "number"
+    return f"one of {', '.join(map(repr, column.levels))}"
 
 
 def _example(preprocessing: Preprocessing) -> Any:

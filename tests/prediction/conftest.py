@@ -93,5 +93,5 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session", params=["full", "head"])
 def of_texts(request: pytest.FixtureRequest, train: Train, texts: Path) -> fedpriv.Run:
     """A run on the texts: of the whole encoder, or of layers on the features of a frozen one."""
-    options: dict[str, Any] = {"encoder": "tiny", "tune": request.param, "lr": 0.3, "rounds": 3}
+    options: dict[str, Any] = {"encoder": "tiny", "tune": request.param, "lr": 0.003, "optimizer": "adam"}
     return train(method="fedavg", dataset=str(texts), clients=2, partition="iid", **options)

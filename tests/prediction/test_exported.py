@@ -83,8 +83,9 @@ def test_mlflow_loads_a_model_with_a_signature_and_an_example(of_table: fedpriv.
 
     path = str(of_table.export(tmp_path / "model", format="mlflow"))
     info = mlflow.models.get_model_info(path)
-    inputs = {column.name: column.type.name for column in info.signature.inputs.inputs}
-    assert inputs == {"age": "double", "sex": "string", "crp": "double", "smoker": "string", "share": "string"}
+    assert info.signature.inputs.input_names() == ["age", "sex", "crp", "smoker", "share"]
+    assert info.metadata["columns"]["age"] == "number" and info.metadata["columns"]["share"] == "number, written with %"
+    assert info.metadata["columns"]["sex"] in ("one of 'f', 'm'", "one of 'm', 'f'")
     outputs = {column.name: column.type.name for column in info.signature.outputs.inputs}
     assert outputs == {"prediction": "string", "probability_no": "double", "probability_yes": "double"}
     loaded = mlflow.pyfunc.load_model(path)

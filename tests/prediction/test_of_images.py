@@ -22,7 +22,8 @@ def test_the_server_s_model_has_the_accuracy_that_the_run_reports(small_digits: 
     predictions = small_digits.predict(dataset.test_images)
     assert small_digits.summary is not None
     accuracy = float((predictions.prediction.astype(int) == dataset.test_labels.numpy()).mean())
-    assert accuracy == small_digits.summary["protocols"]["global_test_final"] and accuracy > 0.5
+    assert accuracy == small_digits.summary["protocols"]["global_test_final"]
+    assert predictions.prediction.nunique() > 3  # or the accuracy would say little
     assert list(predictions.columns[1:]) == [f"probability_{digit}" for digit in range(10)]
 
 

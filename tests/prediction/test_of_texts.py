@@ -18,7 +18,8 @@ def test_the_server_s_model_has_the_accuracy_that_the_run_reports(of_texts: fedp
     assert dataset.texts is not None and of_texts.summary is not None
     predictions = of_texts.predict(texts / "test.csv")
     truth = [dataset.classes[label] for label in dataset.test_labels]
-    assert (predictions.prediction == truth).mean() == of_texts.summary["protocols"]["global_test_final"] > 0.6
+    assert (predictions.prediction == truth).mean() == of_texts.summary["protocols"]["global_test_final"]
+    assert predictions.prediction.nunique() == 2  # or the accuracy would say little
 
 
 @pytest.mark.slow

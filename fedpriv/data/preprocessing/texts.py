@@ -66,9 +66,12 @@ def _of_column(rows: NewRows) -> tuple[str, ...]:
 
 
 def _checked(values: Sequence[object], at: Any) -> tuple[str, ...]:
+    import pandas as pd
+
     if not values:
         raise UsageError("no texts")
     if odd := [row for row, value in enumerate(values) if not isinstance(value, str) or not value.strip()]:
-        what = "is empty" if values[odd[0]] is None or isinstance(values[odd[0]], str) else f"is {values[odd[0]]!r}, no text"
-        raise UsageError(f"{at(odd[0])} {what}")
+        value = values[odd[0]]
+        empty = isinstance(value, str) or pd.isna(value) is True
+        raise UsageError(f"{at(odd[0])} {'is empty' if empty else f'is {value!r}, no text'}")
     return tuple(str(value).strip() for value in values)
