@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from torch import Tensor, nn
 
-    from fedpriv.prediction.restored import FinalModel
-
     from fedpriv.evaluation.protocols import ScoreSummary
+    from fedpriv.prediction.restored import FinalModel
 
 
 class Run:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fedpriv.data.preprocessing.arrays import read_arrays
 from fedpriv.data.preprocessing.images import read_images, scaled
 from fedpriv.data.preprocessing.rows import Frame, encode_rows, open_rows
 from fedpriv.data.preprocessing.stored import Preprocessing
@@ -82,8 +83,10 @@ def encode(
         if cut:
             warn(f"{cut:,} of {len(texts):,} texts were cut to {preprocessing.text.max_tokens} tokens")
         return Encoded(ids.long(), index, ids.ne(int(tokenizer.pad_token_id)).sum(1))
-    what = "image-text pairs" if kind == "pairs" else "arrays such as time series"
-    raise UsageError(f"predictions are for rows of a table, images and texts, and this run's samples are {what}")
+    if kind == "arrays":
+        assert preprocessing.array is not None
+        return Encoded(read_arrays(samples, preprocessing.array))
+    raise UsageError("predictions are for rows of a table, images, texts and arrays, and this run's samples are image-text pairs")
 
 
 def predict(logits: Callable[[Inputs], Tensor], encoded: Encoded, classes: tuple[str, ...]) -> pd.DataFrame:

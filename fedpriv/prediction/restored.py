@@ -92,7 +92,8 @@ def final_model(folder: RunFolder, client: int | str | None = None) -> FinalMode
     words = None if preprocessing.text is None else preprocessing.text.words
     config, build = SampleForm(preprocessing.input_shape, words).net(config, len(preprocessing.classes))
     # A method's models depend on nothing else that clients declare.
-    declared = Declared(len(preprocessing.classes), range(config.data.clients), 1.0, 1)
+    classes = len(preprocessing.classes)
+    declared = Declared(classes, range(config.data.clients), 1.0, 1)
     agreement, net = agree(config, build, declared, build_transforms(config.wire.transforms), torch.device("cpu"))
     _check_trained(folder, agreement, number)
     row, constants = _server_row(folder, agreement)

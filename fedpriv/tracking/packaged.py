@@ -23,6 +23,7 @@ TEXT = "text"
 _PACKAGES = ("mlflow", "torch", "numpy", "pandas", "pyarrow", "pydantic", "pyyaml")
 _FOR_TEXTS = ("transformers", "tokenizers")
 _FOR_IMAGES = ("pillow",)
+_DATED = ("date", "time")
 
 
 def save_mlflow_model(path: Path, content: Path, preprocessing: Preprocessing, outputs: tuple[str, ...], about: str) -> None:
@@ -78,7 +79,7 @@ def _signature(preprocessing: Preprocessing, outputs: tuple[str, ...]) -> ModelS
 def _about(column: Column) -> str:
     """What a column holds, which the signature does not say."""
     if isinstance(column, NumberColumn):
-        return f"number, written with {column.unit}" if column.unit in "%$€£¥" and column.unit else column.unit or "number"
+        return column.unit if column.unit in _DATED else f"number, written with {column.unit}" if column.unit else "number"
     return f"one of {', '.join(map(repr, column.levels))}"
 
 
@@ -99,12 +100,6 @@ def _typical(column: Column) -> object:
 
     if not isinstance(column, NumberColumn):
         return column.levels[0]
-    if column.unit == "date":
-        return pd.Timestamp(column.mean, unit="us")
-    return (
-        column.mean
-        if not column.unit
-        else f"{column.mean:g}{column.unit}"
-        if column.unit == "%"
-        else f"{column.unit}{column.mean:g}"
-    )
+    if column.unit in _DATED:
+        return pd.Timestamp(column.mean, unit="us") if column.unit == "date" else None
+    return column.mean if column.unit is None else f"{column.mean:g}{column.unit}"

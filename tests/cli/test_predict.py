@@ -71,7 +71,7 @@ def test_predictions_are_written_and_printed(fedpriv: Fedpriv, trained: Path, ro
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["rows"], "under fedper each client has its own head"),
+        (["rows"], "under fedper each client has its own projector, head"),
         (["rows", "--client", "C"], "there is no client 'C'; the clients are 0 to 1, or a name: A, B"),
         (["rows", "--client", "2"], "there is no client 2"),
         (["nowhere.csv", "--client", "0"], "there is no file nowhere.csv"),

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.data.encoding import CategoryColumn, Column, Entries, NumberColumn
+from fedpriv.data.encoding import CategoryColumn, Column, Entries, NumberColumn, level_of
 from fedpriv.data.tables.files import open_file
 from fedpriv.data.user_data.numbers import is_string, numbers_of, plain_numbers
 from fedpriv.errors import UsageError
@@ -149,7 +149,7 @@ def _numbers(rows: NewRows, column: NumberColumn) -> NDArray[np.float64]:
             )
     if numbers is None:
         raise UsageError(f"{rows.origin}: column {name!r} is {values.type}, and numbers in training")
-    if numbers.unit != column.unit and not np.isnan(numbers.values).all():
+    if (numbers.unit or None) != column.unit and not np.isnan(numbers.values).all():
         here, training = (unit or "plain numbers" for unit in (numbers.unit, column.unit))
         raise UsageError(f"{rows.origin}: column {name!r} is written as {here}, and as {training} in training")
     if (infinite := np.flatnonzero(np.isinf(numbers.values))).size:
@@ -159,10 +159,12 @@ def _numbers(rows: NewRows, column: NumberColumn) -> NDArray[np.float64]:
 
 def _levels(rows: NewRows, column: CategoryColumn) -> tuple[Entries, list[str]]:
     """The entries of a column ``(N, width)``, and a line on values without an entry of their own."""
-    written = rows.written(column.name)
-    values = [_text(value) for value in (rows.column(column.name) if written is None else written).to_pylist()]
+    values = list(map(level_of, rows.column(column.name).to_pylist()))
+    if (written := rows.written(column.name)) is not None:  # a code such as 007, which in this file is a number
+        texts = list(map(level_of, written.to_pylist()))
+        values = [text if text in column.levels else value for text, value in zip(texts, values, strict=True)]
     entries = column.encode(values)
-    unknown = sorted({repr(values[row] or "") for row in np.flatnonzero(entries[:, -1])})
+    unknown = sorted({repr(values[row]) for row in np.flatnonzero(entries[:, -1])})
     if not unknown:
         return entries, []
     shown = ", ".join([*unknown[:_SHOWN], *["..."] * (len(unknown) > _SHOWN)])
@@ -171,8 +173,3 @@ def _levels(rows: NewRows, column: CategoryColumn) -> tuple[Entries, list[str]]:
         f"column {column.name!r}: {count:,} of {len(values):,} values have no entry of their own from training, and are read as "
         f"the others there: {shown}"
     ]
-
-
-def _text(value: object) -> object:
-    """A value as a file would have it: a code that pandas made a float, as it does beside missing ones, without its ``.0``."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -33,6 +33,20 @@ class ImageForm:
 
 
 @dataclass(frozen=True)
+class ArrayForm:
+    """How arrays such as time series become inputs.
+
+    Attributes:
+        shape: of a sample, ``(C, ...)``.
+        mean, std: of each channel.
+    """
+
+    shape: tuple[int, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class TextForm:
     """How texts become inputs.
 
@@ -57,12 +71,14 @@ class Preprocessing:
         columns: of the rows of a table, in their order.
         image: of images and of pairs.
         text: of texts and of pairs.
+        array: of arrays.
     """
 
     classes: tuple[str, ...]
     columns: tuple[Column, ...] = ()
     image: ImageForm | None = None
     text: TextForm | None = None
+    array: ArrayForm | None = None
 
     @classmethod
     def of(cls, dataset: Dataset, text: TextForm | None) -> Preprocessing:
@@ -71,24 +87,26 @@ class Preprocessing:
         Args:
             text: of its texts, if there are any.
         """
-        image = None
+        image = array = None
         if dataset.images is not None:
             channels, height, width = dataset.input_shape
             image = ImageForm((channels, height, width), dataset.mean, dataset.std)
-        return cls(dataset.classes, dataset.columns, image, text)
+        elif text is None and not dataset.columns:
+            array = ArrayForm(dataset.input_shape, dataset.mean, dataset.std)
+        return cls(dataset.classes, dataset.columns, image, text, array)
 
     @property
     def kind(self) -> Kind:
         """What the samples are."""
         if self.image is not None:
             return "images" if self.text is None else "pairs"
-        return "texts" if self.text is not None else "rows" if self.columns else "arrays"
+        return "texts" if self.text is not None else "rows" if self.array is None else "arrays"
 
     @property
     def input_shape(self) -> tuple[int, ...] | None:
-        """``(C, H, W)`` of images, ``(F,)`` of rows; ``None``: the samples are texts."""
-        if self.image is not None:
-            return self.image.shape
+        """``(C, H, W)`` of images, ``(F,)`` of rows, the shape of arrays; ``None``: the samples are texts."""
+        if (form := self.image or self.array) is not None:
+            return form.shape
         return (sum(column.width for column in self.columns),) if self.columns else None
 
     def to_json(self) -> dict[str, Any]:

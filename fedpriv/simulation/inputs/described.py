@@ -7,6 +7,7 @@ from dataclasses import replace
 from fedpriv.config import RunConfig
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.preprocessing.stored import Preprocessing, TextForm
+from fedpriv.errors import UsageError
 from fedpriv.models.text.pretrained import Encoder, find_encoder
 from fedpriv.models.text.tiny import made_up_texts, tokenizer_of
 from fedpriv.simulation.inputs.texts import longest_of
@@ -32,4 +33,6 @@ def encoder_of(config: RunConfig, text: TextForm) -> Encoder:
         UsageError: it is not available.
     """
     encoder = find_encoder(config.model.encoder, made_up_texts(text.words), config.model.pooling)
+    if text.tokenizer is None and encoder.name == "tiny":
+        raise UsageError("the words of the encoder tiny are those of the clients' texts, which are on their own machines")
     return encoder if text.tokenizer is None else replace(encoder, tokenizer=tokenizer_of(text.tokenizer))
