@@ -7,6 +7,9 @@ are which: for each row a vector with a 1 in one place, of the prior's mean and 
 other rows, the likelihood of each of its values follows (the cavity of expectation propagation), and with the prior its
 probability. Where a message says nothing, the probabilities are the prior's: what the attack finds beyond it is due to the
 message.
+
+The mean gradient of the rows of a class, completed with one value, is projected off: how often a value occurs among the client's
+rows shows nothing of a single one.
 """
 
 from __future__ import annotations
@@ -53,20 +56,24 @@ def values_of_rows(
         Inapplicable: see there.
     """
     rows, values = prior.shape
+    labels = completed.labels.view(rows, values)[:, 0].cpu()
     prior = (1 - LEAST) * prior.double() + LEAST / values
     shares = torch.unique(public.labels, return_counts=True)[1].double() / len(public)
     return [
-        _posterior(system.informative(), prior, len(public), shares)
+        _posterior(system.informative(), prior, labels, len(public), shares)
         for system in equations(messages, completed, public, path, clip)
     ]
 
 
-def _posterior(system: Equations, prior: Tensor, own: int, shares: Tensor) -> Tensor:
+def _posterior(system: Equations, prior: Tensor, labels: Tensor, own: int, shares: Tensor) -> Tensor:
     """By the error of the largest likelihood."""
+    of_class = F.one_hot(torch.unique(labels, return_inverse=True)[1]).double()
+    means = torch.einsum("nc,vw->nvcw", of_class / of_class.sum(0), torch.eye(prior.shape[1], dtype=torch.double))
+    means = F.pad(means.flatten(2).flatten(0, 1), (0, 0, 0, own))
     amount = system.amount(prior.numel() + own, shares) / (system.gradient.num_examples or len(prior))
-    fits = {misfit: _Fit.of(system, prior, own, amount, misfit, False) for misfit in MISFITS}
+    fits = {misfit: _Fit.of(system, prior, means, amount, misfit, False) for misfit in MISFITS}
     near = sorted(MISFITS, key=lambda misfit: fits[misfit].likelihood)[-3:]
-    with_others = [_Fit.of(system, prior, own, amount, misfit, True) for misfit in near]
+    with_others = [_Fit.of(system, prior, means, amount, misfit, True) for misfit in near]
     best = max([*fits.values(), *with_others], key=lambda fit: fit.likelihood)
     return torch.softmax(prior.log() + best.log_likelihoods(), 1)
 
@@ -88,11 +95,15 @@ class _Fit:
     likelihood: float
 
     @classmethod
-    def of(cls, system: Equations, prior: Tensor, own: int, amount: float, misfit: float, others: bool) -> _Fit:
-        """Fit the regression; arguments as for the regression of members."""
+    def of(cls, system: Equations, prior: Tensor, means: Tensor, amount: float, misfit: float, others: bool) -> _Fit:
+        """Fit the regression; arguments as for the regression of members.
+
+        Args:
+            means: combinations of the columns that are projected off ``(s, k)``.
+        """
         rows, values = prior.shape
-        asked, s = prior.numel(), prior.numel() + own
-        weighted = system.weighted(s, amount, misfit)
+        asked, s = prior.numel(), len(means)
+        own, weighted = s - asked, system.weighted(s, amount, misfit).without(means)
         roots = _root(torch.diag_embed(prior) - prior[:, :, None] * prior[:, None])
         whole = torch.zeros(s, s, dtype=torch.double)
         whole[:asked, :asked] = torch.block_diag(*roots)

@@ -1,7 +1,9 @@
 """Attribute inference on the messages of a run: the attacker knows rows of a client but for one column, and asks the message.
 
-What the other columns and the label already tell is a logistic regression on other clients' rows: it is the attack's prior and
-the guess that it is compared with, on the same rows, so that the difference is due to the message.
+What the other columns and the label already tell is a logistic regression on other clients' rows: the attack's prior. A message
+also tells of the client's rows in general, such as that all of them have a value that is missing elsewhere, which is no finding on
+a single row. So the attack is compared with the best of three guesses on the same rows: that prior; the same by the client's
+remaining rows; and always its most frequent value.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError
 
 ATTACK = "attribute regression"
-ROWS = 64
+ROWS = 32
 """Largest number of a client's rows whose hidden values are asked for."""
 KNOWN = 2000
 """Largest number of the attacker's own rows, of other clients."""
-REGRESSED = 128
+REGRESSED = 64
 """Largest number of these in the regression on gradients."""
 FEWEST = 20
 """Least number of the attacker's own rows."""
@@ -82,7 +84,7 @@ class _Named:
     """How many values of ``n`` rows were named.
 
     Attributes:
-        both, gained, lost: with a message and without it, only with it, only without it.
+        both, gained, lost: with a message and by the best guess without it, only with it, only by the guess.
     """
 
     n: int
@@ -109,7 +111,7 @@ class _Named:
     @property
     def sentence(self) -> str:
         """How many were named, in words."""
-        return f"{self.both + self.gained} of {self.n} hidden values, and the other columns {self.both + self.lost}"
+        return f"{self.both + self.gained} of {self.n} hidden values, and guesses {self.both + self.lost}"
 
 
 def infer_attributes(record: RunRecord, messages: Sequence[tuple[int, int]], seed: int, progress: Progress) -> Attributes:
@@ -150,14 +152,15 @@ def _on_message(
     own = _others(record, round, client, generator)
     held = _Rows(record.rows(client), record.labels(client))
     stand_in, known = own.at(slice(min(len(held.labels), len(own.labels) // 2))), own.at(slice(len(own.labels) // 2, None))
-    asked = held.at(torch.isin(held.labels, known.labels))
-    asked = asked.at(torch.randperm(len(asked.labels), generator=generator)[:ROWS])
+    held = held.at(torch.isin(held.labels, known.labels))
+    held = held.at(torch.randperm(len(held.labels), generator=generator))
+    asked, rest = held.at(slice(ROWS)), held.at(slice(ROWS, None))
     if not len(asked.labels):
         raise FedprivError(f"round {round}: no other client has rows of the client's classes")
-    server = _own_update(record, message, known.at(slice(max(1, len(held.labels)))))
+    server = _own_update(record, message, known.at(slice(len(held.labels))))
     inputs = regression_inputs(record, message, server)
     columns = list(choices_of(record.encoding, known.rows))[:COLUMNS]
-    named = [_ask(inputs, inputs.messages, choices, asked, known) for choices in columns]
+    named = [_ask(inputs, inputs.messages, choices, asked, rest, known) for choices in columns]
     observed, sender = inputs.messages[0], record.sender(round, client)
     negative = _negative([pair[1] for pair in named], round)
     controls = [ControlResult(ATTACK, **vars(negative))]
@@ -213,18 +216,31 @@ def _own_update(record: RunRecord, message: Message, rows: _Rows) -> ShadowResul
 
 
 def _ask(
-    inputs: RegressionInputs, messages: Sequence[Observation], choices: Choices, asked: _Rows, known: _Rows
+    inputs: RegressionInputs, messages: Sequence[Observation], choices: Choices, asked: _Rows, rest: _Rows, known: _Rows
 ) -> list[_Named]:
-    """What each message names of a column of the asked rows."""
+    """What each message names of a column of the asked rows.
+
+    Args:
+        rest: the client's remaining rows, for the guess that they give; the attacker does not know them.
+        known: the attacker's own rows.
+    """
     began, device = time.process_time(), next(iter(inputs.path[0].values())).device
-    prior = told_by_others(choices, (known.rows, known.labels), (asked.rows, asked.labels))
+    true, prior = choices.of(asked.rows), _told(choices, known, asked)
+    guesses = [prior.argmax(1), true.mode().values.expand_as(true)]
+    if len(rest.labels) >= FEWEST:
+        guesses.append(_told(choices, rest, asked).argmax(1))
+    guessed = max((guess == true for guess in guesses), key=lambda right: int(right.sum()))
     values = len(choices.entries)
     completed = samples(choices.completed(asked.rows).to(device), asked.labels.repeat_interleave(values).to(device))
     few = known.at(_some_of_each(known.labels, asked.labels))
     public = samples(few.rows.to(device), few.labels.to(device))
     probabilities = values_of_rows(messages, completed, prior, public, inputs.path, inputs.clip)
-    true, seconds = choices.of(asked.rows), (time.process_time() - began) / len(messages)
-    return [_Named.of(each.argmax(1) == true, prior.argmax(1) == true, seconds) for each in probabilities]
+    seconds = (time.process_time() - began) / len(messages)
+    return [_Named.of(each.argmax(1) == true, guessed, seconds) for each in probabilities]
+
+
+def _told(choices: Choices, known: _Rows, asked: _Rows) -> Tensor:
+    return told_by_others(choices, (known.rows, known.labels), (asked.rows, asked.labels))
 
 
 def _some_of_each(labels: Tensor, wanted: Tensor) -> Tensor:
@@ -282,11 +298,11 @@ def _same_net(
     weights = record.started(message) or record.started(replace(message, first_update=True))
     if weights is None:
         return None
-    asked = client.at(slice(ROWS))
+    asked, rest = client.at(slice(ROWS)), client.at(slice(ROWS, None))
 
     def check() -> tuple[bool, str]:
         sent = undefended(inputs.messages[0], weights, client.rows, client.labels, seed)
-        every = _Named.pooled([_ask(replace(inputs, clip=None), [sent], choices, asked, known)[0] for choices in columns])
+        every = _Named.pooled([_ask(replace(inputs, clip=None), [sent], choices, asked, rest, known)[0] for choices in columns])
         low, high = every.interval(LEVEL)
         return low > 0, (
             f"from {TRIED_ON} on {len(client.labels)} rows of other clients, {ATTACK} names {every.sentence} (95 % interval of "
