@@ -52,14 +52,14 @@ class Attack(Generic[Result]):
         audit_options: options of audits and their controls that differ from the defaults; ``None``: audits do not run it, as
             another attack does the same better, or as it breaks the protocol.
         max_batch: the largest number of samples per message at which its control succeeds (measured); ``None``: any number.
-            Audits run attacks that optimise on no more.
+            Audits do not run an attack that optimises on messages with more samples.
         most_steps: the largest number of local steps per message on which audits run it; ``None``: any number.
         head: whether it is for messages with the last layer's gradient, for messages without, or for either.
         optimises: ``False`` for a closed form, which costs next to nothing.
         simulates: whether it simulates a client that minimises a cross-entropy; ``False``: it works for any loss of the net's
             outputs.
         one_step: whether it takes a change of the weights for the gradient of one step at the client's first weights.
-        any_labels: whether it works as well when samples share a class, which its control's never do (measured).
+        any_labels: whether it works as well when samples of a message share a class (measured); those of its control never do.
     """
 
     name: ClassVar[str]
@@ -119,7 +119,8 @@ class Attack(Generic[Result]):
 
     @staticmethod
     def empty(observation: Observation) -> str | None:
-        """A clause on why a message, even without a defence, shows this attack nothing of any sample; ``None``: it may."""
+        """A clause on why a message, even without a defence, shows this attack nothing of any sample; ``None``: it may show
+        something."""
 
 
 class ImageAttack(Attack[Reconstruction]):

@@ -172,7 +172,9 @@ def _row_samples(target: RowTarget) -> Samples:
     return _samples(target, "rows", best.outcome, rows.recovered(best)) if best else _samples(target, "rows")
 
 
-def _samples(target: ImageTarget | TextTargetResult | RowTarget, what: str, best: Outcome | None = None, rate: Rate | None = None) -> Samples:
+def _samples(
+    target: ImageTarget | TextTargetResult | RowTarget, what: str, best: Outcome | None = None, rate: Rate | None = None
+) -> Samples:
     """A target with the rate of its best attack, which may have been tried on some of the samples only."""
     client = target.sender.short if target.sender.client is None else target.sender.client
     samples, recovered = (target.samples, None) if rate is None else (rate.n, rate.successes)

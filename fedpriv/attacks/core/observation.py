@@ -267,16 +267,15 @@ class Observation:
         text: set for nets that read text; ``None`` for others.
         encoding: set for nets that read rows of a table: what the entries of a row are, on which server and clients agreed;
             ``None`` for others.
-        loss: the client's loss in words, unless it is a cross-entropy on labels, with or without further terms.
+        loss: the client's loss in words; ``None`` for a cross-entropy on labels (further terms do not matter).
         altered: the effect of the message's transforms on ``shared``; every attack takes it into account.
-        public: ``None`` unless the threat model gives them, or where there are none.
+        public: given only if the threat model allows it and there are any; else ``None``.
         control_differences: clauses on how the message differs from those of all attacks' controls; a failure is then no
             evidence.
-        zero_gradient_change: a tensor's first weights -> their change if all their gradients are zero, for an optimiser that no
-            schedule describes; ``None`` where the attacker does not know the optimiser.
-        penalty: a tensor's first weights -> the part of its change due to weight decay alone, whatever the gradients are; only for
-            optimisers whose steps are linear in the gradients, such as SGD with clipped gradients. ``zero_gradient_change``
-            is the whole change, if all gradients are zero.
+        zero_gradient_change: a tensor's first weights -> what all steps together do to weights whose gradients are zero; for
+            any optimiser that no schedule describes. ``None`` where the attacker does not know the optimiser.
+        penalty: a tensor's first weights -> the part of its change that weight decay causes, whatever the gradients are; only for
+            optimisers whose steps are linear in the gradients, such as SGD with clipped gradients.
         buffers: the net's buffers as the client sent them, such as running means, by the names of ``net``; :attr:`weights` has
             them as the client got them.
         passes: ``None`` where the attacker does not know them.

@@ -262,8 +262,8 @@ class _Rows:
 
     @property
     def uncertainty(self) -> Tensor:
-        """Expected squared error of the whole row, whose entries that were not sent are unknown, as a share of its norm's square
-        ``(m,)``."""
+        """Expected squared error of the whole row ``(m,)``, relative to its squared norm; entries that were not sent count as
+        errors."""
         share = self._entries / self.ratios.shape[1]
         return 1 - share + share * self.noise
 

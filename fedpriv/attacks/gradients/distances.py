@@ -57,7 +57,7 @@ def relative(guess: Gradient, observed: ObservedGradient) -> Tensor:
 def standardised(guess: Gradient, observed: ObservedGradient) -> Tensor:
     """:func:`relative` with every tensor in units of its expected error.
 
-    Up to a factor the negative log-likelihood of Gaussian errors, as :func:`negative_log_prior` is that of the prior.
+    Up to a factor, this is the negative log-likelihood of Gaussian errors; :func:`negative_log_prior` has the same factor.
     """
     comparable_guess = comparable(guess, observed)
     missed = (

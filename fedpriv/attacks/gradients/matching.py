@@ -136,7 +136,7 @@ class Case:
         return not self.variance
 
     def distance(self, exact: Distance, guess: Data, unknown: Tensor, data: Data) -> Tensor:
-        """:func:`matching_loss` of the gradient ``guess`` of one reconstruction's images or rows, given by their unknowns."""
+        """:func:`matching_loss` of one reconstruction, from its gradient ``guess``; images are computed from ``unknown``."""
         observed, decay = self._observed(data, list(guess)), under("decay:", data)
         corrected = {name: tensor + decay[name] if name in decay else tensor for name, tensor in guess.items()}
         images = self.pixels.image(unknown) if isinstance(self.pixels, Pixels) else None

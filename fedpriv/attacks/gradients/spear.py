@@ -32,7 +32,7 @@ from fedpriv.attacks.gradients.multistep import as_gradient, rounding
 from fedpriv.attacks.gradients.rank import noise_level, rank
 
 LEAST_ACTIVE = (0.5, 0.25, 0.12)
-"""Shares of the neurons, the least active for a mixture, whose rows give a start; used in turn."""
+"""A start is the kernel of the rows of this share of the neurons: those least active for a mixture. Values are used in turn."""
 BATCH = 64
 """Number of starts per batch."""
 PATIENCE = 6
@@ -44,7 +44,7 @@ ZERO = 1e-4
 DEVIATIONS = 4.0
 """With noise, entries below this many standard deviations of their error count as zeros."""
 SPARE = 0.03
-"""Zeros that a direction must have beyond those that any direction can have, as a share of the neurons."""
+"""Zeros that a direction must have in excess of what every direction can be given, as a share of the neurons."""
 SAME = 0.01
 """Directions whose zeros differ in at most this share of the neurons are the same."""
 SURE = 0.98

@@ -7,20 +7,21 @@ system, exact for one step without a defence. It needs no shadow model.
 
 The regression uses what the server knows:
 
-* Its own samples of a class have a mean gradient, which is subtracted from the gradients of the class's candidates. These means,
-  also along its own simulated update, are nuisance columns: the number of samples of a class, and the path of the weights over
-  several steps, show nothing of a single sample.
+* Its own samples of a class have a mean gradient, which is subtracted from the gradients of the class's candidates. These class
+  means, at the sent weights and along the server's own simulated update, are nuisance columns: they are fitted but not scored,
+  since class sizes and the path of the weights say nothing about single samples.
 * The deviations of its own samples from these means stand for members that are not candidates. The likelihood decides whether
-  they are used.
+  these deviations are used.
 * Where the client normalises by its batch, the statistics of the server's own samples replace the batch's.
 * Every tensor is weighted by its error: the known noise and rounding, and the error of the first-order approximation relative to
-  the tensor's gradients, whose size maximises the likelihood.
+  the tensor's gradients, whose size is chosen by maximum likelihood.
 
 A candidate's score is the log-likelihood ratio of the weights 1 / N and 0, given a Gaussian approximation of all others (the
 cavity of expectation propagation). Unlike the coefficient, it is near 0 for a sample whose gradient is too small to decide.
 
 Everything follows from the inner products of the gradients of each tensor. If the gradients of all samples do not fit into
-memory, the entries with the largest mean gradient of the candidates are used: far fewer would determine the coefficients.
+memory, the entries with the largest mean gradient of the candidates are used: even far fewer entries would determine the
+coefficients, so little is lost.
 """
 
 from __future__ import annotations
@@ -304,7 +305,7 @@ class _Message:
 
     @property
     def comparable(self) -> bool:
-        """Whether the columns have the same inner products as for other comparable messages."""
+        """Whether the inner products of the columns can be shared with other messages."""
         return not self.gradient.altered.kept and not self.left
 
     def products(self, name: str, rows: Tensor, entries: Tensor | None, asked: int, own: int, gram: Tensor | None) -> _Products:
@@ -344,6 +345,8 @@ def _scores(system: Equations, asked: int, own: int, shares: Tensor) -> Array:
 @dataclass(frozen=True)
 class _Fit:
     """A regression with Gaussian priors; a candidate's coefficient has mean 1/2 and variance 1/4.
+
+    Coefficients are in units of one sample's share of the message: 1 for a member, 0 for others.
 
     Attributes:
         root: square roots of the prior variances ``(s,)``.

@@ -192,7 +192,8 @@ def _undefended(
     """
     per_message = observation.num_examples or 1
     for inputs, classes in zip(torch.split(samples, per_message), torch.split(labels, per_message), strict=True):
-        # With an unknown schedule it has no weight decay, which attacks would otherwise undo.
+        # Where the schedule is unknown, the simulated message has no weight decay; without `penalty` and
+        # `zero_gradient_change` attacks do not subtract any.
         plain = replace(
             observation, labels=None if observation.labels is None else classes, statistics={}, altered=UNALTERED,
             control_differences=(), penalty=None, zero_gradient_change=None,

@@ -127,10 +127,10 @@ class Trial:
     """How an attack is run on a target.
 
     Attributes:
-        cut: returns why no further step may begin; ``None``: one may.
+        cut: returns the reason if the budget is spent, else ``None``.
         mount: runs the attack on messages.
         controls: whether the attack must first pass its cheap check and its controls.
-        in_reach: whether messages that are harder than those of its controls are left out.
+        in_reach: whether the attack is skipped on messages that are harder than those of its controls.
     """
 
     seed: int = 0
@@ -231,7 +231,7 @@ class Task(Generic[AttackT, Result, AttemptT]):
         return Mounted(first, results, notes, controls, self._reach(attacker, first))
 
     def run(self, attacker: Attacker[AttackT], trial: Trial = Trial()) -> AttemptT:
-        """Run an attack on the target, after the budget, its reach, its cheap check and its controls allow it, and judge it."""
+        """Run the attack if the budget, its reach, its cheap check and its controls allow it; then judge it."""
         try:
             mounted = self.mount(attacker, trial)
         except NotTried as reason:

@@ -79,13 +79,13 @@ def lbfgs(
     """L-BFGS with at most ``steps`` outer steps; a problem stops when its loss is at most ``enough``.
 
     Args:
-        give_up: ``(step, loss)``: problems above this loss, or losses ``(n,)``, after so many steps stop, since a restart is
-            cheaper.
+        give_up: ``(step, loss)``: problems whose loss is above this after so many steps stop, as a restart is cheaper. One loss
+            for all, or one each ``(n,)``.
         stalled: ``(steps, share)``: problems whose loss fell by less than this share in so many steps stop (:data:`STALLED`); 0
             steps switch this off.
         scale: factor on the loss within L-BFGS, whose tolerances are absolute.
         of: index of the problem that each start belongs to ``(n,)``; all starts of a problem stop when one reaches ``enough``.
-        succeeded: loss from which on :data:`SETTLED` replaces the share of ``stalled``.
+        succeeded: loss at or below which :data:`SETTLED` replaces the share of ``stalled``.
     """
 
     def scaled(rows: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:

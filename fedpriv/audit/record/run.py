@@ -33,7 +33,9 @@ from fedpriv.data.federated import Whole
 from fedpriv.data.tokens import tokenise
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged
+from fedpriv.methods import find_method
 from fedpriv.models.text.pretrained import Encoder
+from fedpriv.plugins import load_plugins
 from fedpriv.samples import Modality, each
 from fedpriv.server.sampling import participants
 from fedpriv.simulation.reopening import damaged_partition, reopened
@@ -66,10 +68,15 @@ class RunRecord(Record):
     def __init__(self, run_dir: Path) -> None:
         self.folder = RunFolder.open(run_dir)
         self.store = self._stored()
-        if not self.store.rounds():
-            again = "train it again with `--keep-payloads default`; a method that sends nothing (local) has none"
-            raise UsageError(f"{run_dir} kept no payloads, so there is nothing to attack: {again}")
         config = self.folder.config()
+        if not self.store.rounds():
+            load_plugins(config.plugins, of="the config")
+            if (kind := find_method(config.method.name)).shared:
+                why = "kept no payloads, so there is nothing to attack: train it again with `--keep-payloads default`"
+            else:
+                what = "nothing is sent" if kind.pools else "no weights are sent, only losses and numbers of samples"
+                why = f"has nothing to attack: with method {kind.name} {what}"
+            raise UsageError(f"{run_dir} {why}")
         self.config = config.model_copy(update={"executor": config.executor.here()})
         self.name, self.seed = self.folder.path.name, config.seed
         self.corrections: dict[tuple[int, int], dict[str, Tensor]] = {}

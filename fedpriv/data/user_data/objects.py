@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpriv.data.tables.file_names import file_names, is_image_name
 from fedpriv.data.tables.files import array_types
 from fedpriv.data.tables.hub import SPLITS, HubTable
-from fedpriv.data.tables.paths import file_names, is_image_name, names_images, resolved
+from fedpriv.data.tables.paths import names_images, resolved
 from fedpriv.data.user_data.clients import NAME
 from fedpriv.errors import FedprivError, UsageError, first_line
 
