@@ -172,6 +172,8 @@ class Weighted:
 
     def without(self, combinations: Tensor) -> Weighted:
         """Projected off combinations of the columns ``(s, k)``."""
+        if not combinations.shape[1]:
+            return self
         along = self.gram @ combinations
         s, within = len(self.gram), combinations.T @ along
         joint = torch.cat([torch.cat([self.gram, along], 1), torch.cat([along.T, within], 1)])
