@@ -295,7 +295,8 @@ def _by_simulation(run: AuditedRun, record: RunRecord, options: AuditOptions, pr
     if members.refused is not None:
         not_run["membership"] = members.refused
     if record.encoding is not None:
-        attributes = infer_attributes(record, _chosen(record, options.messages), options.seed, progress)
+        chosen = _easiest(record, _chosen(record, options.messages))
+        attributes = infer_attributes(record, chosen, options.seed, progress)
         run = replace(run, attributes=attributes.outcomes, attribute_controls=distinct(attributes.controls))
         if attributes.refused is not None:
             not_run["attributes"] = attributes.refused

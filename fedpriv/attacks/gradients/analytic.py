@@ -203,7 +203,7 @@ def _layer(observation: Observation, layer: SharedLinear, kind: LayerInput, opti
     values, in_range = _checked(observation, rows.ratios[leaders], kind, options.slack, rows.deviation[leaders])
     plausible = support > 1
     if kind.is_image and observation.encoding is not None:
-        # Neurons that the same rows activate agree on a mixture of these where there are two classes; its categories are not one-hot.
+        # With two classes, neurons that the same rows activate agree on a mixture of them. Its categories are not one-hot.
         plausible = (in_range == 1) & (plausible if not observation.encoding.categories else True)
     elif kind.is_image:
         plausible = plausible | (in_range >= options.in_range)
