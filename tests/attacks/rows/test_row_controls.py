@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from fedpriv.attacks.attack import RowAttack, row_attack, row_attacks
+from fedpriv.attacks.core.columns import CategoryColumn, NumberColumn, RowEncoding
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.row_reconstruction import RowReconstruction
-from fedpriv.attacks.lab.row_attempts import Rows, row_attacker
+from fedpriv.attacks.lab.row_attempts import Rows, harder, row_attacker, run_row_controls
 from fedpriv.attacks.lab.row_controls import negative_control, positive_control
 from fedpriv.attacks.lab.setting import RowSetting
 from fedpriv.attacks.lab.trial import Trial
@@ -60,3 +61,17 @@ def test_an_attempt_is_scored_beside_its_controls() -> None:
     attempt = target.run(row_attacker(ClosedForm, {}), Trial())
     assert attempt.scores is not None and attempt.scores.rows.share == 1 and attempt.is_evidence
     assert [control.name for control in attempt.controls] == ["positive", "negative"]
+
+
+def test_the_control_has_as_many_rows_as_the_columns_allow() -> None:
+    """Four numbers, of which one may be missing, and one category are seven independent entries."""
+    numbers = tuple(NumberColumn(name, gaps=name == "d") for name in "abcd")
+    table = RowEncoding((*numbers, CategoryColumn("e", ("x", "y"))))
+    setting = RowSetting(table, rows=6, per_message=6)
+    rows, labels = setting.truth(0)
+    (message,) = setting.observations(rows, labels, 0)
+    assert ClosedForm.most_rows(message) == 3
+    positive, _ = run_row_controls(ClosedForm(), message, 6, 0)
+    assert positive.passed and "3 behind one message" in positive.sentence
+    assert list(harder(ClosedForm(), message, 6)) == ["6 rows are behind a message, and its control has at most 3"]
+    assert not list(harder(ClosedForm(), message, 3))
