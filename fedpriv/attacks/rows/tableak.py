@@ -67,6 +67,7 @@ class TabLeak(RowAttack):
     """
 
     control: ClassVar = RowSetting()
+    audit_options: ClassVar = {"starts": 12}
     max_batch: ClassVar = 8
     head: ClassVar = "shared"
     one_step: ClassVar = True
