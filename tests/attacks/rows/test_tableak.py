@@ -70,6 +70,7 @@ def test_starts_are_pooled_by_the_median_after_matching() -> None:
     torch.testing.assert_close(finder.pooled(ensemble, rows), rows)
 
 
+@pytest.mark.slow
 def test_rows_that_are_nearly_right_are_refined() -> None:
     """Wrong levels are exchanged one after the other, and numbers descend."""
     finder, rows = search(RowSetting(TABLE, widths=(64, 16), rows=2, per_message=2))
@@ -102,6 +103,7 @@ def test_the_slope_is_that_of_the_loss(encoding: RowEncoding) -> None:
     assert slope.abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_few_steps_recover_two_rows_with_unknown_labels() -> None:
     setting = RowSetting(TABLE, widths=(64, 16), rows=2, per_message=2)
     rows, labels = setting.truth(0)
