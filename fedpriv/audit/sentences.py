@@ -45,7 +45,7 @@ def verdict(run: AuditedRun) -> list[str]:
         *labels(run.labels),
         *shadows(run.shadow_labels),
         *_membership(run),
-        *([] if run.is_update else _epsilon(run.epsilon)),  # one message does not say how it was made
+        *([] if run.source != "run" else _epsilon(run.epsilon)),  # one message does not say how it was made
     ]
 
 

@@ -46,8 +46,18 @@ ROC = "Both axes are logarithmic, to show low false-positive rates. Of many atta
 EACH_ALONE = "Each interval is for that attack alone. The answer's is wider, as it holds for all of them at once (Bonferroni)."
 MEAN_COLOUR = "Mean colour of a client's images, from running statistics, in [0, 1]:"
 EXPOSED = "The defences of this run alter the model and leave {what} unaltered, which may reveal what they hide in the model."
-NO_BOUND = "This run claims no differential privacy: no accountant bounds what its messages reveal."
-NO_BOUND_OF_UPDATE = "One message does not say whether noise was added: no accountant bounds what it reveals."
+NO_BOUNDS = {
+    "run": "This run claims no differential privacy: no accountant bounds what its messages reveal.",
+    "update": "One message does not say whether noise was added: no accountant bounds what it reveals.",
+    "record": "A record holds no privacy accountant: nothing bounds what the messages reveal.",
+}
+"""By the source of the messages, in place of epsilon where none is known."""
+NO_GUARANTEE = {
+    "run": "none: no differential privacy",
+    "update": "not known: one message does not say how it was made",
+    "record": "not known: the record has no privacy accountant",
+}
+"""By the source of the messages, the guarantee where no epsilon is known."""
 CONTRADICTION = (
     "The lower bound exceeds the upper one. Either the accounting or the measurement is wrong, or they are not comparable; do "
     "not rely on either until this is explained."
