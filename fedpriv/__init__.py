@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedpriv.audit.public import Report, audit
     from fedpriv.config import RunConfig
     from fedpriv.errors import FedprivError, UsageError
+    from fedpriv.recorder.start import recording
     from fedpriv.wire import Payload
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "audit_update",
     "compare",
     "load",
+    "recording",
     "resume",
     "rounds",
     "train",
@@ -46,6 +48,7 @@ _WHERE = {
     "audit_update": "fedpriv.api.updates",
     "compare": "fedpriv.api.comparing",
     "load": "fedpriv.api.run",
+    "recording": "fedpriv.recorder.start",
     "resume": "fedpriv.api.training",
     "rounds": "fedpriv.api.training",
     "train": "fedpriv.api.training",

@@ -15,16 +15,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 FORMAT = 1
 FACTS, LINES, MESSAGES, TRUTH, PUBLIC = "record.json", "messages.jsonl", "messages", "truth", "public.safetensors"
+SPENT = "fedpriv.spent"
+"""Name under which a client that accounts for differential privacy keeps what it spent."""
 Direction = Literal["down", "up"]
 Kind = Literal["weights", "change", "gradient"]
+T = TypeVar("T")
 _STRICT = ConfigDict(extra="forbid")
 
 
@@ -110,6 +114,7 @@ class Line:
         sha256: of the file (hex).
         num_examples: the samples that a client says it trained on.
         nbytes: what the transport carried; ``None``: not known.
+        epsilon: what the client has spent with this answer, where it accounts for differential privacy.
     """
 
     round: int
@@ -120,6 +125,7 @@ class Line:
     sha256: str
     num_examples: int | None = None
     nbytes: int | None = None
+    epsilon: float | None = None
 
     def __post_init__(self) -> None:
         if self.round < 1:
@@ -146,23 +152,32 @@ def to_text(values: Facts | Line | End) -> str:
     return json.dumps(asdict(values))  # type: ignore[call-overload]
 
 
+def facts_from(values: Any) -> Facts:
+    """The facts of values by name.
+
+    Raises:
+        ValueError: in one line, what is wrong and where.
+    """
+    return _checked(lambda: _FACTS.validate_python(values))
+
+
 def facts_of(text: str) -> Facts:
     """The inverse of :func:`to_text`.
 
     Raises:
         ValueError: in one line, what is wrong and where.
     """
-    return _read(_FACTS, text)
+    return _checked(lambda: _FACTS.validate_json(text))
 
 
 def line_of(text: str) -> Line | End:
     """As :func:`facts_of`, of a line."""
-    return _read(_LINE, text)
+    return _checked(lambda: _LINE.validate_json(text))
 
 
-def _read(form: TypeAdapter[Any], text: str) -> Any:
+def _checked(validate: Callable[[], T]) -> T:
     try:
-        return form.validate_json(text)
+        return validate()
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part not in ("Line", "End"))

@@ -48,7 +48,7 @@ class Recorded:
 
     @cached_property
     def lines(self) -> dict[tuple[int, str, Direction], Line]:
-        """(round, client, direction) -> message, in the order of the file. A message that was recorded twice alike counts once."""
+        """(round, client, direction) -> message, in the order of the file; one that stands there twice alike counts once."""
         lines = dict[tuple[int, str, Direction], Line]()
         for line in self._lines():
             if isinstance(line, End):
@@ -57,8 +57,8 @@ class Recorded:
             if lines.setdefault(key, line).sha256 != line.sha256:
                 what = "was sent" if line.direction == "down" else "answered"
                 raise UsageError(
-                    f"{self.folder}: client {line.client} {what} twice in round {line.round}, with different tensors; record each "
-                    "run into a folder of its own"
+                    f"{self.folder}: client {line.client} {what} twice in round {line.round}, with different tensors; record "
+                    "each run into a folder of its own"
                 )
         return lines
 

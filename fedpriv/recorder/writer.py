@@ -7,6 +7,7 @@ import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -60,14 +61,16 @@ class Recording:
         kind: Kind = "weights",
         num_examples: int | None = None,
         nbytes: int | None = None,
+        epsilon: float | None = None,
     ) -> None:
         """Record what a client sent back.
 
         Args:
             kind: new weights, the change of the weights (after minus before), or the gradient of the mean loss.
             num_examples: the number of samples that it says it trained on.
+            epsilon: what it has spent with this answer, where it accounts for differential privacy.
         """
-        self._message("up", round, client, tensors, kind, num_examples, nbytes)
+        self._message("up", round, client, tensors, kind, num_examples, nbytes, epsilon)
 
     def truth(self, client: str | int, images: Any, labels: Any) -> None:
         """Keep the samples that a client trained on, to score attacks against. They are never sent.
@@ -91,12 +94,14 @@ class Recording:
         kind: Kind,
         num_examples: int | None,
         nbytes: int | None,
+        epsilon: float | None = None,
     ) -> None:
         if self._ended:
             return
         data = _packed(tensors)
         digest = hashlib.sha256(data).hexdigest()
-        line = Line(round, str(client), direction, kind, f"{layout.MESSAGES}/{digest}.safetensors", digest, num_examples, nbytes)
+        file = f"{layout.MESSAGES}/{digest}.safetensors"
+        line = Line(round, str(client), direction, kind, file, digest, num_examples, nbytes, epsilon)
         try:
             self._write(self.folder / line.file, data)
             self._append(layout.to_text(line))
@@ -141,17 +146,13 @@ class Recording:
         self._ended = True
         why = f"{type(error).__name__}: {error.strerror or error}"
         warnings.warn(f"the record in {self.folder} ends here ({why}); training goes on", stacklevel=4)
-        try:
+        with suppress(OSError):
             self._append(f"\n{layout.to_text(End(why))}")
-        except OSError:
-            pass
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Nothing is open between messages."""
 
 

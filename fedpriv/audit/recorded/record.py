@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +63,8 @@ class FolderRecord(Record):
 
     declared = True
     cannot_simulate = NO_SHADOWS
+    doubt: str | None = None
+    """A clause on how local training differs from what is declared; ``None``: it is not known to differ."""
 
     def __init__(self, folder: Path, model: nn.Module | None = None, seed: int = 0) -> None:
         self.recorded = Recorded(folder)
@@ -70,7 +73,7 @@ class FolderRecord(Record):
         self.classes, self.input_shape = facts.classes, facts.input_shape
         try:
             check_normalisation(facts.mean, facts.std, facts.input_shape[0])
-            self.model = (model or self._built()).cpu().float()
+            self.model = (model or self._named_net()).cpu().float()
             self.net: UserNet = cut(self.model, facts.input_shape, facts.head)
         except ValueError as error:
             raise UsageError(f"{folder}: {error}") from None
@@ -85,18 +88,12 @@ class FolderRecord(Record):
                 "check says what is missing"
             )
 
-    def _built(self) -> nn.Module:
-        facts = self.facts
-        if facts.net is None:
-            raise UsageError(f"{self.recorded.folder} names no net; fedpriv.audit(folder, model=net), or --model package.module:Name")
-        build = find_user_net(facts.net)
-        try:
-            net = build(**facts.arguments)
-        except Exception as error:
-            raise FedprivError(f"the net {facts.net} cannot be built: {type(error).__name__}: {error}") from error
-        if not isinstance(net, nn.Module):
-            raise UsageError(f"the net {facts.net} is a {type(net).__name__}, and no nn.Module")
-        return net
+    def _named_net(self) -> nn.Module:
+        if self.facts.net is None:
+            raise UsageError(
+                f"{self.recorded.folder} names no net; fedpriv.audit(folder, model=net), or --model package.module:Name"
+            )
+        return build_net(self.facts.net, self.facts.arguments)
 
     @cached_property
     def _attackable(self) -> list[tuple[int, int]]:
@@ -106,6 +103,16 @@ class FolderRecord(Record):
             for round, client in self.recorded.answered()
             if client in with_truth and (round, client, "down") in self.recorded.lines
         ]
+
+    def verify(self) -> None:
+        """Read every message, and the samples.
+
+        Raises:
+            Damaged: a file is not what was written, or its tensors do not fit the net.
+        """
+        for message in self.messages():
+            self._reading(*message)
+        self.public_images()
 
     def client_name(self, client: int) -> str:
         """The name of a client by its number."""
@@ -182,7 +189,8 @@ class FolderRecord(Record):
         if message.uploaded is not self.message(message.round, message.client).uploaded:  # of a simulated client
             change = {name: message.uploaded[name] - message.received[name] for name in update.sent.parameters}
             update = replace(update, sent=tensors.Message(change, {}))
-        return update.observation(message, threat, what)
+        seen = update.observation(message, threat, what)
+        return seen if self.doubt is None else replace(seen, control_differences=(*seen.control_differences, self.doubt))
 
     def started(self, message: Message, what: str = "") -> Mapping[str, Tensor]:
         return self.update(message).started(message, what)
@@ -228,11 +236,12 @@ class FolderRecord(Record):
         """What the record says without attacks."""
         facts, lines = self.facts, self.recorded.lines.values()
         rounds = sorted({line.round for line in lines})
-        traffic = [
-            RoundTraffic(round, self._bytes(round, "up"), self._bytes(round, "down")) for round in rounds
-        ]
+        traffic = [RoundTraffic(round, self._bytes(round, "up"), self._bytes(round, "down")) for round in rounds]
         where = f" of {facts.framework}" if facts.framework else ""
-        knows = ["has every recorded message", "knows the architecture and the schedule of local training that the record declares"]
+        knows = [
+            "has every recorded message",
+            "knows the architecture and the schedule of local training that the record declares",
+        ]
         if any(line.num_examples is not None for line in lines):
             knows.append("receives each client's number of training samples")
         return AuditedRun(
@@ -271,3 +280,20 @@ def _in_order(given: Mapping[str, Tensor]) -> Mapping[str, Tensor] | Sequence[Te
     if all(name.isdecimal() for name in given):
         return [given[name] for name in sorted(given, key=int)]
     return given
+
+
+def build_net(name: str, arguments: Mapping[str, Any]) -> nn.Module:
+    """The net of a class or function that is named ``package.module:Name``.
+
+    Raises:
+        UsageError: there is none, or it returns something else.
+        FedprivError: it fails.
+    """
+    build: Callable[..., Any] = find_user_net(name)
+    try:
+        net = build(**arguments)
+    except Exception as error:
+        raise FedprivError(f"the net {name} cannot be built: {type(error).__name__}: {error}") from error
+    if not isinstance(net, nn.Module):
+        raise UsageError(f"the net {name} is a {type(net).__name__}, and no nn.Module")
+    return net

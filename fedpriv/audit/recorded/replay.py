@@ -1,4 +1,4 @@
-"""The local training that a record declares, done again: of the recorded clients, to check what is declared, and of the server."""
+"""The local training that a record declares, done again: with clients' samples, to check it, and with the server's own."""
 
 from __future__ import annotations
 
@@ -106,10 +106,11 @@ def compare_with_message(record: FolderRecord, round: int, client: int) -> Diffe
     before = dict(update.model.named_parameters())
 
     def relative(name: str, first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
-        scale = float((replays[0][name] - before[name]).norm()) or 1.0
+        scale = float((replays[0][name] - before[name].detach()).norm()) or 1.0
         return float((first[name] - second[name]).norm()) / scale
 
     differences = [
-        Difference(name, relative(name, message.uploaded, replays[0]), relative(name, *replays)) for name in update.sent.parameters
+        Difference(name, relative(name, message.uploaded, replays[0]), relative(name, *replays))
+        for name in update.sent.parameters
     ]
     return max(differences, key=lambda it: it.relative / max(APART * it.allowed, ROUNDING))
