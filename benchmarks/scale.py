@@ -72,9 +72,9 @@ def measured(case: str, clients: int, data_dir: Path | None) -> dict[str, Any]:
         before, seconds = round(peak_bytes() / 1e6), []
         for _ in range(3):
             start = time.process_time()
-            _, accuracies = simulation.scorer.score(simulation.state, simulation.progress.clients, WARM)
+            evaluation = simulation.scorer.score(simulation.state, simulation.progress.clients, WARM)
             seconds.append(time.process_time() - start)
-            assert len(accuracies) == clients
+            assert len((evaluation.per_client or {})["accuracy"]) == clients
     return {
         "peak_mb": round(peak_bytes() / 1e6),
         "peak_mb_before_test": before,

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedpriv.api.comparing import compare
+    from fedpriv.api.comparing import compare, gains
     from fedpriv.api.run import Run, load
     from fedpriv.api.training import resume, rounds, train
     from fedpriv.api.updates import audit_update
@@ -30,6 +30,7 @@ __all__ = [
     "audit",
     "audit_update",
     "compare",
+    "gains",
     "load",
     "recording",
     "resume",
@@ -47,6 +48,7 @@ _WHERE = {
     "audit": "fedpriv.audit",
     "audit_update": "fedpriv.api.updates",
     "compare": "fedpriv.api.comparing",
+    "gains": "fedpriv.api.comparing",
     "load": "fedpriv.api.run",
     "recording": "fedpriv.recorder.start",
     "resume": "fedpriv.api.training",

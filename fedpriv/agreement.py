@@ -18,6 +18,7 @@ from fedpriv.methods.build import build_method
 from fedpriv.models.net import Net, norms_with_statistics
 from fedpriv.models.order import Order, order_of
 from fedpriv.models.state import find_hidden_state
+from fedpriv.objectives.cross_entropy import balanced_weights
 from fedpriv.parameters import RUNNING, ParameterSpace, constant_buffers
 from fedpriv.privacy.canaries import Canaries
 from fedpriv.samples import Modality
@@ -35,6 +36,8 @@ class Declared:
         mean_samples: their mean number of training samples.
         most_samples: their largest number of training samples.
         lacks: client -> the modality that none of its image-text pairs has.
+        class_counts: number of training labels of each class over all clients ``(C,)``; ``None``: they were not asked for.
+        class_names: of a deployment's classes; none: they are those of each client's data set.
     """
 
     classes: int
@@ -42,6 +45,8 @@ class Declared:
     mean_samples: float
     most_samples: int
     lacks: Mapping[int, Modality] = field(default_factory=dict)
+    class_counts: tuple[int, ...] | None = None
+    class_names: tuple[str, ...] = ()
 
 
 @dataclass
@@ -160,11 +165,19 @@ def agree(
         hides=lambda name: not sent_names([name], transforms, order.linear),
         mean_samples=declared.mean_samples,
         registered=len(declared.trainable),
+        class_weights=class_weights(config, declared),
     )
     net = net.to(device)
     method = build_method(config, context)
     constants = constant_buffers(net)
     return Agreement(config, method, tuple(transforms), space.row_of(net), declared, order, constants), net
+
+
+def class_weights(config: RunConfig, declared: Declared) -> Tensor | None:
+    """The weight of each class in the cross-entropy ``(C,)``; ``None``: all are equal, or the counts are not known."""
+    if config.train.class_weights is None or declared.class_counts is None:
+        return None
+    return balanced_weights(declared.class_counts)
 
 
 def _check_state(net: Net, space: ParameterSpace) -> None:

@@ -73,6 +73,10 @@ PROXIMAL = "proximal"
 """Key in :attr:`LocalUpdate.memo`: the weight mu, a scalar, of an objective's proximal term to the start; FedNova reads it."""
 
 
+CLASS_WEIGHTS = "class_weights"
+"""Key in :attr:`LocalUpdate.memo`: :attr:`Step.class_weights`."""
+
+
 @dataclass(frozen=True)
 class Context:
     """What a part may know about the run.
@@ -91,6 +95,7 @@ class Context:
         hides: wire name of a statistic -> whether a mask removes it.
         mean_samples: mean number of training samples of the clients that hold any.
         registered: number of registered clients that hold training data, in this round or not.
+        class_weights: of each class ``(C,)`` in the cross-entropy (``train.class_weights``); ``None``: all are equal.
     """
 
     config: RunConfig
@@ -106,6 +111,7 @@ class Context:
     hides: Callable[[str], bool] = lambda name: False
     mean_samples: float = 1.0
     registered: int = 1
+    class_weights: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,7 @@ class Step:
         teacher: name of a frozen model (:meth:`LocalUpdate.freeze`) -> its outputs on the same augmented batch, without gradient.
         views: the outputs for each of the :attr:`Objective.views` augmented views of the batch, ``outputs`` first.
         memo: :attr:`LocalUpdate.memo`.
+        class_weights: weight of each class ``(C,)`` in the cross-entropy (``train.class_weights``); ``None``: all are equal.
     """
 
     labels: Tensor
@@ -131,6 +138,7 @@ class Step:
     teacher: Callable[[str], Outputs]
     views: Sequence[Outputs] = ()
     memo: Mapping[str, Tensor] = field(default_factory=dict)
+    class_weights: Tensor | None = None
 
 
 Loss = Callable[[Step], Tensor]
@@ -145,8 +153,8 @@ def stackable(loss: LossFunction) -> LossFunction:
 
     Such a loss reads only ``step.labels``, ``outputs``, ``views``, ``received`` and teachers, and works along their last
     dimensions: with labels ``(B,)`` and outputs ``(B, ...)`` it returns a scalar, with ``(K, B)`` and ``(K, B, ...)`` the K
-    clients' losses ``(K,)``. All other losses go through ``torch.func.vmap``, which costs about as much time as the
-    layers of a small net.
+    clients' losses ``(K,)``. It may also read ``step.trains``, and test which names are in ``step.memo``. All other losses go
+    through ``torch.func.vmap``, which costs about as much time as the layers of a small net.
 
     An overriding function does not inherit the declaration. A method's loss that adds to its objective's is stackable only if
     both are. A loss that reads anything else, or whose K values differ from those of single clients, is an error at its first

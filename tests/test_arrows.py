@@ -36,7 +36,7 @@ LAYERS = (
     "objectives",
     "interfaces",
     "storage",
-    "models data noise_source",
+    "models data noise_source scores",
     "config parameters wire registry plugins files hub processes",
     "untrusted",
     "errors samples seeding spans",

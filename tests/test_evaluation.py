@@ -117,10 +117,11 @@ def test_each_evaluation_has_them_of_the_global_model(simulate: Callable[..., Si
     assert (simulation.scorer.confusion(simulation.state) == confusion).all()
     metrics = simulation.progress.record["metrics"]
     assert metrics["global_accuracy"] == pytest.approx(np.trace(confusion) / len(images))
-    assert {name: metrics[name] for name in global_metrics(simulation.progress.record) - {"global_accuracy"}} == global_summary(
-        confusion
-    )
-    assert len(global_metrics(simulation.folder.records()[1])) == 7
+    recalls = np.diagonal(confusion)[confusion.sum(1) > 0] / confusion.sum(1)[confusion.sum(1) > 0]
+    assert metrics["global_balanced_accuracy"] == pytest.approx(recalls.mean())
+    further = global_metrics(simulation.progress.record) - {"global_accuracy", "global_balanced_accuracy"}
+    assert {name: metrics[name] for name in further} == global_summary(confusion)
+    assert len(global_metrics(simulation.folder.records()[1])) == 8
 
 
 def test_a_personalised_method_has_none_of_them(simulate: Callable[..., Simulation]) -> None:

@@ -7,25 +7,37 @@ import json
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedpriv.api.gains import BASELINES, Baseline, FinishedRun, Gain, gain_of, gains_of
+
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from fedpriv.evaluation.protocols import ScoreSummary
+    from fedpriv.scores.catalogue import Score
 
 
 def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[str] = "runs") -> DataFrame:
     """Compare runs in a table, a row a run, as ``fedpriv compare`` does.
 
     Columns are, among others, ``label`` (the method, and the keys in which runs of one method differ, the seed aside),
-    ``method``, ``dataset``, ``seed``, ``rounds``, ``accuracy`` (a share; NaN where it was not measured), ``worst_tenth``,
-    ``best``, ``bytes_up``, ``bytes_down`` and ``seconds``; ``chance`` (the accuracy of the best constant answer) and
+    ``method``, ``dataset``, ``seed``, ``rounds``, ``accuracy`` (a share; NaN where it was not measured), ``metric`` (the score
+    that the run is ranked by), ``score``, ``worst_tenth`` and ``best`` (of that score), all further scores by name, ``bytes_up``,
+    ``bytes_down`` and ``seconds``; ``chance`` (the accuracy of the best constant answer) and
     ``at_chance`` (whether the run's is no better); ``defence``, ``epsilon`` (NaN without differential privacy), and of an
     audited run ``answer``, ``recovered`` (the largest share of samples that an attack recovered) and ``membership_auc``. Of a run
-    whose ``status`` is not ``finished`` the accuracy is that of its last evaluation; ``repeated`` is whether an earlier row has
-    the same label, seed and samples at the clients. So a mean over seeds, and over partitions, is
-    ``table[(table.status == "finished") & ~table.repeated].groupby("label").accuracy.agg(["mean", "std"])``. Where such a row has
-    another result, as one made by another version of fedpriv may have, a ``UserWarning`` names both.
+    whose ``status`` is not ``finished`` the accuracy is that of its last evaluation.
+
+    ``over_local`` and ``over_pooled`` are the mean differences of the clients' accuracies from those in the run of that method
+    (of several, the best) with the same data, partition, seed and rounds, with 95 % intervals over the clients
+    (``over_local_low``, ``over_local_high``); :func:`gains` has intervals over seeds.
+
+    ``repeated`` is whether an earlier row has the same label, seed and samples at the clients. So a mean over seeds, and over
+    partitions, is ``table[(table.status == "finished") & ~table.repeated].groupby("label").accuracy.agg(["mean", "std"])``. Where
+    such a row has another result, as one made by another version of fedpriv may have, a ``UserWarning`` names both.
 
     Args:
         runs: run objects, run folders, run ids, or unique beginnings of a folder's name in ``runs_dir``.
@@ -46,11 +58,15 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
     named = labels(folders, rows)
     for line in contradictions(named, rows).values():
         warnings.warn(printable(line), UserWarning, stacklevel=2)
-    table = pd.DataFrame(
-        {"label": named} | {key: [row[key] for row in rows] for key in rows[0]} | {"repeated": repeated(named, rows)}
-    )
+    further = list(dict.fromkeys(name for row in rows for name in row["scores"] if name != "accuracy"))
+    columns = {key: [row[key] for row in rows] for key in rows[0] if key != "scores"}
+    columns |= {name: [row["scores"].get(name) for row in rows] for name in further}
+    columns |= {"repeated": repeated(named, rows)} | _gain_columns(_finished(folders, rows, named), len(rows))
+    table = pd.DataFrame({"label": named} | columns)
     floats = (
+        *further,
         "accuracy",
+        "score",
         "chance",
         "worst_tenth",
         "best",
@@ -60,8 +76,73 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
         "recovered",
         "membership_auc",
     )
-    numbers = dict.fromkeys(floats, "float64")
+    numbers = dict.fromkeys((*floats, *(name for name in table if name.startswith("over_"))), "float64")
     return table.astype(numbers).set_index("run")
+
+
+def gains(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[str] = "runs") -> DataFrame:
+    """What federated runs gain over runs of ``local`` and of ``pooled`` (below 0: what they lose), in a table.
+
+    There is a row for each label of federated runs and each label of a baseline. The columns are those of
+    :class:`fedpriv.api.gains.Gain`, among others ``difference`` (of accuracies, as a share), ``low`` and ``high``. Runs are
+    compared client by client, if they have the same data, partition, seed and number of rounds.
+
+    Args:
+        runs: as for :func:`compare`.
+
+    Raises:
+        UsageError: one of them is no run.
+    """
+    import pandas as pd
+
+    from fedpriv.tracking import find_run
+
+    folders = [find_run(os.fspath(run), Path(runs_dir)) for run in runs]
+    columns = [field.name for field in fields(Gain)]
+    table = pd.DataFrame([asdict(gain) for gain in gains_between(folders)], columns=columns)
+    return table.astype({"difference": "float64", "low": "float64", "high": "float64"})
+
+
+def gains_between(folders: Sequence[Path]) -> list[Gain]:
+    """The gains of the federated runs among these over the baselines among them."""
+    rows = [figures(folder) for folder in folders]
+    return list(gains_of(list(_finished(folders, rows, labels(folders, rows)).values())))
+
+
+def _finished(folders: Sequence[Path], rows: Sequence[Mapping[str, Any]], named: Sequence[str]) -> dict[int, FinishedRun]:
+    """The finished runs that were tested, by their place among the runs."""
+    from fedpriv.storage.run_folder import RunFolder
+
+    same = ("dataset", "data_hash", "partition_hash", "seed", "split", "rounds")
+    return {
+        place: FinishedRun(
+            label,
+            RunFolder(folder).config_as_data().method.name,
+            tuple(row[key] for key in same),
+            summary(folder)["accuracy_per_client"],
+            _compared(folder),
+        )
+        for place, (folder, row, label) in enumerate(zip(folders, rows, named, strict=True))
+        if row["status"] == "finished" and row["accuracy"] is not None
+    }
+
+
+def _gain_columns(finished: Mapping[int, FinishedRun], runs: int) -> dict[str, list[float | None]]:
+    """The columns of each run over the best run of each baseline with the same clients."""
+    columns: dict[str, list[float | None]] = {}
+    for baseline in BASELINES:
+        gains = [_over_best(run, baseline, finished.values()) if (run := finished.get(n)) else None for n in range(runs)]
+        columns[f"over_{baseline}"] = [gain and gain.difference for gain in gains]
+        for end in ("low", "high"):
+            columns[f"over_{baseline}_{end}"] = [gain and getattr(gain, end) for gain in gains]
+    return columns
+
+
+def _over_best(run: FinishedRun, baseline: Baseline, runs: Iterable[FinishedRun]) -> Gain | None:
+    """The gain of a run over the best run of a baseline with the same clients; ``None``: there is none."""
+    others = [other for other in runs if other.method == baseline and other.same == run.same]
+    over = [gain for other in others if (gain := gain_of([(run, other)], baseline)) is not None]
+    return None if run.method == baseline else min(over, key=lambda gain: gain.difference, default=None)
 
 
 def figures(folder: Path) -> dict[str, Any]:
@@ -71,13 +152,13 @@ def figures(folder: Path) -> dict[str, Any]:
         UsageError: it has not begun, or its files are not a run's.
     """
     from fedpriv.config import read_yaml
-    from fedpriv.evaluation.protocols import best, worst_tenth
     from fedpriv.storage.run_folder import RunFolder
     from fedpriv.tracking import read_run
     from fedpriv.tracking.names import defence
 
-    facts, reached = read_run(folder), summary(folder)
-    per_client = reached["accuracy_per_client"]
+    facts, reached, config = read_run(folder), summary(folder), RunFolder(folder).config_as_data()
+    measured, metric = scores(folder), config.eval.metric or "accuracy"
+    ranked = measured.get(metric)
     return {
         "run": folder.resolve().name,
         "status": RunFolder(folder).status,
@@ -85,10 +166,13 @@ def figures(folder: Path) -> dict[str, Any]:
         **{key: reached[key] for key in ("rounds", "accuracy")},
         **{key: reached.get(key) for key in ("chance", "at_chance", "only_answer")},
         "probe": reached.get("probe", {}),
-        "worst_tenth": worst_tenth(per_client),
-        "best": best(per_client),
+        "metric": metric,
+        "score": None if ranked is None else ranked.mean,
+        "worst_tenth": None if ranked is None else ranked.worst_tenth,
+        "best": None if ranked is None else ranked.best,
+        "scores": {name: score.mean for name, score in measured.items() if score.mean is not None},
         **{key: reached["protocols"].get(key) for key in ("global_test", "global_test_f1")},
-        "split": RunFolder(folder).config_as_data().eval.split,
+        "split": config.eval.split,
         **{key: reached[key] for key in ("bytes_up", "bytes_down", "seconds")},
         **{key: facts.get(key) for key in ("partition_hash", "data_hash")},
         "code": _own_code(facts),
@@ -112,6 +196,33 @@ def leakage(folder: Path) -> dict[str, Any]:
 
     run, _ = audited
     return {"answer": run.concluded.words, "recovered": known_recovered(run), "membership_auc": membership_auc(run)}
+
+
+def common_score(rows: Sequence[Mapping[str, Any]]) -> Score:
+    """The score that all runs are ranked by; accuracy if these differ.
+
+    Args:
+        rows: the :func:`figures` of each.
+    """
+    from fedpriv.scores.catalogue import ACCURACY, score_named
+
+    names = {row["metric"] for row in rows}
+    return score_named(names.pop()) if len(names) == 1 else ACCURACY
+
+
+def scores(folder: Path) -> dict[str, ScoreSummary]:
+    """A run's scores by name, averaged as its accuracy is; of a run that is not finished, at its last evaluation."""
+    from fedpriv.evaluation.protocols import ScoreSummary, score_summaries
+
+    reached = summary(folder)
+    if "scores" in reached:
+        return {name: ScoreSummary(**values) for name, values in reached["scores"].items()}
+    from fedpriv.tracking import read_records
+
+    records = read_records(folder)
+    evaluated = [number for number, record in enumerate(records) if (record.get("per_client") or {}).get("accuracy")]
+    last = evaluated[-1] + 1 if evaluated else 0
+    return score_summaries(records[:last], reached.get("averaged_rounds", 1))
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -248,6 +359,7 @@ def _compared(folder: Path) -> dict[str, str]:
 
     storage = ("run_dir", "data.dir", "tracking.", "wire.keep_payloads", "wire.check_downloads")
     ignored: tuple[str, ...] = ("seed", "device", "threads", "executor.", "method.name", "data.partition.seed", *storage)
+    ignored += ("eval.metric",)  # which changes no number
     config = RunFolder(folder).config_as_data()
     if config.privacy.target_epsilon is not None:
         ignored += ("privacy.noise",)  # found for it, by how many samples the clients of the seed have

@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpriv.api.comparing import figures, summary
+from fedpriv.api.comparing import figures, scores, summary
 from fedpriv.config import RunConfig
 from fedpriv.storage.payloads import PayloadStore
 from fedpriv.storage.records import Record
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
     from torch import Tensor
+
+    from fedpriv.evaluation.protocols import ScoreSummary
 
 
 class Run:
@@ -66,6 +68,16 @@ class Run:
     def per_client(self) -> list[float | None]:
         """The accuracy of each client, as :attr:`accuracy`; ``None`` for a client that was not tested."""
         return list(summary(self.path)["accuracy_per_client"])
+
+    @property
+    def metric(self) -> str:
+        """The score that the run is ranked by (config key ``eval.metric``)."""
+        return self.config.eval.metric or "accuracy"
+
+    @property
+    def scores(self) -> dict[str, ScoreSummary]:
+        """All scores that were measured, as :attr:`accuracy`, by name: ``scores["roc_auc"].mean``, ``.pooled`` and so on."""
+        return scores(self.path)
 
     @property
     def rounds(self) -> int:
@@ -142,19 +154,20 @@ class Run:
         return load_tensors(file)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the accuracy over the rounds, with the clients' spread.
+        """Draw the score that the run is ranked by over the rounds, with the clients' spread.
 
         Args:
             ax: where; ``None``: in a new figure of pyplot, which notebooks show.
         """
-        from fedpriv.plots.curves import draw_accuracy, styled
+        from fedpriv.plots.curves import draw_score, styled
+        from fedpriv.scores.catalogue import score_named
 
         with styled():
             if ax is None:
                 from matplotlib import pyplot
 
                 _, ax = pyplot.subplots(figsize=(8, 4), layout="constrained")
-            draw_accuracy(ax, self.records)
+            draw_score(ax, self.records, score_named(self.metric))
             ax.set_xlabel("round")
         return ax
 
@@ -173,13 +186,14 @@ class Run:
 
     def _shown(self) -> dict[str, str]:
         numbers = figures(self.path)
-        accuracy = "not measured" if numbers["accuracy"] is None else f"{numbers['accuracy']:.1%}"
+        ranked = {} if numbers["metric"] == "accuracy" else {numbers["metric"]: _shown(numbers["metric"], numbers["score"])}
         return {
             "method": str(numbers["method"]),
             "data": Path(numbers["dataset"]).name,
             "seed": str(numbers["seed"]),
             "rounds": f"{numbers['rounds']} ({numbers['status']})",
-            "accuracy": accuracy,
+            **ranked,
+            "accuracy": _shown("accuracy", numbers["accuracy"]),
             "up": f"{numbers['bytes_up']:,} B",
             "down": f"{numbers['bytes_down']:,} B",
         }
@@ -187,6 +201,12 @@ class Run:
     @property
     def _store(self) -> PayloadStore:
         return PayloadStore.of(self.folder)
+
+
+def _shown(metric: str, value: float | None) -> str:
+    from fedpriv.scores.catalogue import score_named
+
+    return "not measured" if value is None else score_named(metric).shown(value)
 
 
 def load(run: str | os.PathLike[str], runs_dir: str | os.PathLike[str] = "runs") -> Run:

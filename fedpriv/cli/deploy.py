@@ -312,7 +312,7 @@ def _follow(paths: Any, link: Any, request: Any, detach: bool) -> dict[str, Any]
     import os
     import time
 
-    from fedpriv.cli.report import accuracy_of
+    from fedpriv.cli.report import ranked
     from fedpriv.deploy.server_run import DECLARED
     from fedpriv.errors import FedprivError
     from fedpriv.storage.run_folder import RunFolder
@@ -346,7 +346,8 @@ def _follow(paths: Any, link: Any, request: Any, detach: bool) -> dict[str, Any]
         sys.exit(130)
     summary = RunFolder.open(run_dir).summary()
     if summary and summary["accuracy"] is not None:
-        console().print(f"{accuracy_of(summary)}: {summary['accuracy']:.3f}", soft_wrap=True)
+        for label, value in ranked(summary):
+            console().print(f"{label}: {value if isinstance(value, str) else ''.join(value)}", soft_wrap=True)
     console().print(f"run folder: {shown}", soft_wrap=True)
     return summary
 

@@ -19,6 +19,7 @@ from fedpriv.audit.formats import bound
 from fedpriv.cli.common import run_folders
 from fedpriv.cli.terminal import styled, terminal
 from fedpriv.errors import FedprivError
+from fedpriv.scores.catalogue import ACCURACY, SCORES, score_named
 from fedpriv.untrusted.names import printable
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Reporter:
         self._bar = Progress(*columns, console=self.err, disable=not self.err.is_terminal)
         self._rounds = 0
         self._durations: list[float] = []
-        self._score = "no accuracy yet"
+        self._score, self._metric = "no accuracy yet", ACCURACY
         self._began = 0.0
         """Start of the round, on the progress bar's clock."""
 
@@ -88,10 +89,11 @@ class Reporter:
                 (config.called, "bold"),
                 f" on {config.data.name}: {config.data.clients} clients of "
                 f"{_samples(sizes[0], sizes[-1])}{_left_out(federation)}, {partition}, {model}, seed {config.seed}; "
-                f"clients are run {federation.choice}",
+                + (f"clients are run {federation.choice}" if federation.pooled is None else "all training samples in one place"),
             ),
             soft_wrap=True,
         )
+        self._metric = score_named(config.eval.metric or ACCURACY.name)
         if not federation.method.objective.labels:
             self._score = "no accuracy (self-supervised)"
         self.begin(config.train.rounds, folder.records()[-1]["round"] if folder.records() else 0)
@@ -111,8 +113,8 @@ class Reporter:
     def on_round(self, record: dict[str, Any]) -> None:
         metrics = record["metrics"]
         parts = []
-        if "accuracy" in metrics:
-            self._score = f"accuracy {metrics['accuracy']:.3f}"
+        if self._metric.name in metrics:
+            self._score = f"{self._metric.title} {metrics[self._metric.name]:.3f}"
         elif "probe/1" in metrics:
             self._score = f"probe {metrics['probe/1']:.3f}"
         parts.append(self._score)
@@ -192,10 +194,15 @@ def _results(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]], p
         if (loss := records[-1]["metrics"].get("train_loss")) is not None:
             yield "training loss in the last round", f"{loss:.4g}"
     else:
-        spread = f"{protocols['worst_tenth']:.3f} worst tenth   {protocols['best_client']:.3f} best"
-        yield accuracy_of(summary), Bold("", f"{summary['accuracy']:.3f}", f" mean   {spread}")
+        yield from ranked(summary)
+        if summary.get("chance") is not None:
+            yield "  always the most frequent class", f"{summary['chance']:.3f} accuracy"
         if (constant := constant_answer(summary)) is not None:
             yield "  at chance level", Bold("", constant)
+        further = (SCORES[name] for name in summary["scores"] if name not in ("accuracy", summary["metric"]))
+        values = [(score.title, summary["scores"][score.name]["mean"]) for score in further]
+        if shown := [f"{value:.3f} {title}" for title, value in values if value is not None]:
+            yield "  further scores, means", "   ".join(shown)
         tested = summary["accuracy_per_client"]
         if left_out := tested.count(None):
             yield "clients that were not tested, left out", f"{left_out} of {len(tested)}"
@@ -204,6 +211,19 @@ def _results(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]], p
     if protocols["global_test"] is not None:
         scores = f"{protocols['global_test']:.3f} accuracy   {protocols['global_test_f1']:.3f} macro F1"
         yield "global model on the server's test set", scores
+
+
+def ranked(summary: Mapping[str, Any]) -> Iterator[Row]:
+    """The score that the run is ranked by, and below it the accuracy if that is another one."""
+    for name in dict.fromkeys([summary["metric"], ACCURACY.name]):
+        title, score = SCORES[name].title, summary["scores"].get(name)
+        if score is None or score["mean"] is None:
+            yield title, "not defined on any client's test samples"
+            continue
+        spread = f"{score['worst_tenth']:.3f} worst tenth   {score['best']:.3f} best"
+        first = name == summary["metric"]
+        mean = Bold("", f"{score['mean']:.3f}", f" mean   {spread}") if first else f"{score['mean']:.3f} mean   {spread}"
+        yield measured_on(summary, title) if first else title, mean
 
 
 def _costs(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
@@ -262,9 +282,9 @@ def constant_answer(summary: Mapping[str, Any]) -> str | None:
     return f"within its 95 % interval, the accuracy is no better than a constant answer's ({chance:.1%})"
 
 
-def accuracy_of(summary: Mapping[str, Any]) -> str:
-    """What the accuracy of a summary is measured on, and after which rounds."""
-    what = "validation accuracy" if summary["split"] == "validation" else "accuracy"
+def measured_on(summary: Mapping[str, Any], title: str = ACCURACY.title) -> str:
+    """What a score of a summary is measured on, and after which rounds."""
+    what = f"validation {title}" if summary["split"] == "validation" else title
     last = summary["averaged_rounds"]
     return f"{what} per client, {f'mean of the last {last} rounds' if last > 1 else 'after the last round'}"
 

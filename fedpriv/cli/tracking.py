@@ -6,7 +6,8 @@ import os
 import socket
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,13 @@ from fedpriv.cli import main
 from fedpriv.cli.common import command, console, png, run_folders
 from fedpriv.cli.terminal import FilePath, say
 from fedpriv.errors import FedprivError, UsageError
+from fedpriv.scores.catalogue import ACCURACY
 from fedpriv.untrusted.names import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from fedpriv.scores.catalogue import Score
     from fedpriv.tracking import Record
 
 _PATH = FilePath()
@@ -149,22 +152,25 @@ def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: 
 def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, Any]:
     """Compare runs in a table and a plot.
 
-    The plot shows accuracy over rounds and over bytes, and of two or more audited runs accuracy against leakage. Recovered:
+    The plot shows the score that the runs are ranked by (eval.metric) over rounds and over bytes, and of two or more audited runs
+    against leakage. Runs that are ranked by different scores are compared by accuracy. Recovered:
     the largest share that an attack of `fedpriv audit` recovered, of the samples behind a message, or of simulated clients
     with a single sample (the easiest case). AUC: that of the best membership attack.
 
     RUN is a run folder, a run id, or the beginning of a folder's name. Runs that differ only in the seed, or in the seed of the
-    partition, are summarised as mean and standard deviation.
+    partition, are summarised as mean and standard deviation. With runs of `local` or `pooled` among them, it says what the others
+    gain over clients that train alone, and lose against training on all data in one place.
 
     \b
     Example: fedpriv compare runs/a runs/b
     """
-    from fedpriv.api.comparing import contradictions, figures, labels, repeated
+    from fedpriv.api.comparability import not_comparable
+    from fedpriv.api.comparing import common_score, contradictions, figures, gains_between, labels, repeated
     from fedpriv.plots import compare_curves
 
     folders = run_folders(runs, runs_dir)
     rows = [figures(folder) for folder in folders]
-    named = labels(folders, rows)
+    named, score = labels(folders, rows), common_score(rows)
     repeats, contradicted = repeated(named, rows), contradictions(named, rows)
     groups: dict[str, list[int]] = {}
     for index, label in enumerate(named):
@@ -174,7 +180,7 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     if not out.is_terminal:
         out.width = 160  # for a file, which has no width
     numbered = out.width < 104  # too narrow for names, which are printed below
-    out.print(_table(rows, numbered))
+    out.print(_table(rows, numbered, score))
     for number, (folder, row) in enumerate(zip(folders, rows, strict=True), 1):
         if (note := _note(folder, row)) is not None:
             out.print(note, soft_wrap=True)
@@ -187,37 +193,54 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
         distinct = [index for index in members if not repeats[index]]
         done = [index for index in distinct if rows[index]["status"] == "finished"]
         plotted[label] = done or distinct
-        averaged = [rows[index] for index in done if rows[index]["accuracy"] is not None]
-        accuracies = [] if label in contradicted else [row["accuracy"] for row in averaged]
-        average = statistics.fmean(accuracies) if accuracies else None
-        spread = statistics.stdev(accuracies) if len(accuracies) > 1 else None
+        averaged = [rows[index] for index in done if score.name in rows[index]["scores"]]
+        counted = [] if label in contradicted else averaged
+        by_score = {name: _over_seeds([row["scores"].get(name) for row in counted]) for name in ("accuracy", score.name)}
+        average, spread = by_score[score.name]
         names = [rows[index]["run"] for index in members]
         repeated_names = [rows[index]["run"] for index in members if repeats[index]]
         summaries.append(
-            {"label": label, "runs": names, "repeated": repeated_names, "accuracy_mean": average, "accuracy_std": spread}
+            {"label": label, "runs": names, "repeated": repeated_names}
+            | {
+                f"{name}_{key}": value
+                for name, pair in by_score.items()
+                for key, value in zip(("mean", "std"), pair, strict=True)
+            }
         )
         left_out = _left_out(repeated=len(repeated_names), unfinished=len(distinct) - len(done))
         if average is not None and spread is not None:
-            out.print(f"{label}: {average:.1%} ± {spread:.1%} over {_count_seeds(averaged)}{left_out}", soft_wrap=True)
+            what = "" if score is ACCURACY else f"{score.title} "
+            interval = f"{what}{score.shown(average)} ± {score.shown(spread)}"
+            out.print(f"{label}: {interval} over {_count_seeds(averaged)}{left_out}", soft_wrap=True)
         elif label in contradicted:
             out.print(f"{label}: no mean, as runs with the same config and seed differ in their results", soft_wrap=True)
         elif repeated_names:
             out.print(f"{label}: no spread over seeds{left_out}", soft_wrap=True)
+    gains = gains_between(folders)
+    for gain in gains:
+        out.print(str(gain), soft_wrap=True)
     if {row["split"] for row in rows} == {"validation"}:
         out.print("accuracies are on the clients' validation data (eval.split), not on their test data", soft_wrap=True)
-    for why in (*contradicted.values(), *_not_comparable(rows)):
+    for why in (*contradicted.values(), *not_comparable(folders, rows)):
         say(f"warning: {why}", err=True)
     curves = {printable(label): [_tested(folders[index]) for index in members] for label, members in plotted.items()}
     try:
-        leaks = {printable(label): _leaks([rows[index] for index in members]) for label, members in groups.items()}
-        compare_curves(curves, output, leaks)
+        leaks = {printable(label): _leaks([rows[index] for index in members], score) for label, members in groups.items()}
+        compare_curves(curves, output, leaks, score)
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}; --output names another file") from None
     out.print(f"plot: {output}", soft_wrap=True)
-    return {"runs": rows, "groups": summaries, "plot": str(output)}
+    gained = [asdict(gain) for gain in gains]
+    return {"runs": rows, "groups": summaries, "metric": score.name, "gains": gained, "plot": str(output)}
 
 
-def _table(rows: Sequence[dict[str, Any]], numbered: bool) -> Table:
+def _over_seeds(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Mean and standard deviation of the values that are known; ``None``: there are too few."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None, statistics.stdev(known) if len(known) > 1 else None
+
+
+def _table(rows: Sequence[dict[str, Any]], numbered: bool, score: Score) -> Table:
     """A line for each run; with columns on privacy if any run has a defence or was audited."""
     from rich.table import Table
 
@@ -225,7 +248,10 @@ def _table(rows: Sequence[dict[str, Any]], numbered: bool) -> Table:
     table.add_column("#" if numbered else "run", overflow="fold")
     table.add_column("method", overflow="fold", min_width=6)
     table.add_column("data set", overflow="fold", min_width=6)
-    for name in ("seed", "rounds", "accuracy", "worst\n10%", "best", "up", "down", "time"):
+    # Beside another score, the accuracy is shown too.
+    first = () if score is ACCURACY else (score.title.replace(" ", "\n"), "worst\n10%", "best")
+    spread = ("worst\n10%", "best") if score is ACCURACY else ()
+    for name in ("seed", "rounds", *first, "accuracy", *spread, "up", "down", "time"):
         table.add_column(name, justify="right", no_wrap=True)
     private = any(row["answer"] is not None or row["defence"] != "none" for row in rows)
     if private:
@@ -236,10 +262,19 @@ def _table(rows: Sequence[dict[str, Any]], numbered: bool) -> Table:
         table.add_row(
             str(number) if numbered else row["run"], row["method"], Path(row["dataset"]).name, str(row["seed"]),
             f"{row['rounds']}{'' if row['status'] == 'finished' else '*'}",
-            *(_percent(row[key]) for key in ("accuracy", "worst_tenth", "best")),
+            *_scores(row, score),
             _size(row["bytes_up"]), _size(row["bytes_down"]), _duration(row["seconds"]), *(_private(row) if private else ()),
         )  # fmt: skip
     return table
+
+
+def _scores(row: dict[str, Any], score: Score) -> tuple[str, ...]:
+    """The cells of a run's scores."""
+    accuracy = ACCURACY.shown(row["accuracy"])
+    if score is ACCURACY and row["metric"] != ACCURACY.name:  # the worst and best clients are of another score
+        return accuracy, "-", "-"
+    spread = score.shown(row["worst_tenth"]), score.shown(row["best"])
+    return (accuracy, *spread) if score is ACCURACY else (score.shown(row["score"]), *spread, accuracy)
 
 
 def _note(folder: Path, row: dict[str, Any]) -> str | None:
@@ -257,25 +292,6 @@ def _note(folder: Path, row: dict[str, Any]) -> str | None:
         outcome = f"linear probe {outcome}" if outcome else f"see fedpriv probe {row['run']}"
         return f"{row['run']}: no accuracy, self-supervised; {outcome}"
     return None
-
-
-def _not_comparable(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Reasons for which accuracies of the runs cannot be compared, in a line each."""
-    if len({row["split"] for row in rows}) > 1:
-        validated = ", ".join(row["run"] for row in rows if row["split"] == "validation")
-        yield f"accuracies on validation data ({validated}) and on test data are not comparable"
-    if len(datasets := sorted({row["dataset"] for row in rows})) > 1:
-        yield f"accuracies on different data sets ({', '.join(datasets)}) are not comparable"
-    if len(lengths := sorted({row["rounds"] for row in rows if row["status"] == "finished"})) > 1:
-        yield f"runs of different lengths ({', '.join(map(str, lengths))} rounds)"
-    for dataset in datasets:
-        group = [row for row in rows if row["dataset"] == dataset]
-        if len({row["data_hash"] for row in group} - {None}) > 1:
-            reason = "they changed between the runs, or options of the data differ"
-            yield f"accuracies on other samples of {Path(dataset).name} are not comparable ({reason})"
-        for seed in dict.fromkeys(row["seed"] for row in group):
-            if len({row["partition_hash"] for row in group if row["seed"] == seed}) > 1:
-                yield f"{Path(dataset).name}, seed {seed}: the clients of the runs hold different samples"
 
 
 def _count_seeds(rows: Sequence[dict[str, Any]]) -> str:
@@ -300,9 +316,10 @@ def _tested(folder: Path) -> list[Record]:
     return [record for record in read_records(folder) if first == 1 or record["round"] >= first]
 
 
-def _leaks(rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
-    """(share recovered, accuracy) of the runs that have both."""
-    return [(row["recovered"], row["accuracy"]) for row in rows if row["recovered"] is not None and row["accuracy"] is not None]
+def _leaks(rows: Sequence[dict[str, Any]], score: Score) -> list[tuple[float, float]]:
+    """(share recovered, score) of the runs that have both."""
+    known = ((row["recovered"], row["scores"].get(score.name)) for row in rows)
+    return [(recovered, value) for recovered, value in known if recovered is not None and value is not None]
 
 
 def _private(row: dict[str, Any]) -> tuple[str, ...]:
@@ -314,10 +331,6 @@ def _private(row: dict[str, Any]) -> tuple[str, ...]:
         return row["defence"], epsilon, "not audited", ""
     recovered = "not known" if row["recovered"] is None else f"{row['recovered']:.1%}"
     return row["defence"], epsilon, recovered, "-" if row["membership_auc"] is None else f"{row['membership_auc']:.2f}"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
 
 
 def _size(count: float) -> str:

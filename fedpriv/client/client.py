@@ -20,13 +20,15 @@ from fedpriv.data.augmentation.augment import Augment
 from fedpriv.data.federated import Split, Which
 from fedpriv.errors import ClientDiverged, FedprivError, UsageError
 from fedpriv.files import checksum
-from fedpriv.interfaces import Phase, Private
+from fedpriv.interfaces import CLASS_WEIGHTS, Phase, Private
 from fedpriv.noise_source import RandomSource, SecretSource
 from fedpriv.objectives.cross_entropy import Plain
 from fedpriv.privacy.canaries import HeldCanaries
 from fedpriv.privacy.ledger import Ledger
 from fedpriv.privacy.plan import check_upload
 from fedpriv.samples import tensors as named
+from fedpriv.scores.computing import scored
+from fedpriv.scores.predictions import Predictions
 from fedpriv.seeding import derive_secretly
 from fedpriv.spans import UNTIMED, Spans
 from fedpriv.wire import Payload, Sealed, TransformContext, tensor_of, transform_and_seal
@@ -242,12 +244,16 @@ class Client:
         kept, phases = self.private(last, received.initial), self.agreement.method.adaptation(received.round)
         if self.secret is not None:
             self.begins("test", received.round, self._checksum_of_start(received, received.start, kept, last is None))
-        accuracy, diverged = self.score(model, received, kept, phases)
+        predictions, diverged = self.predict(model, received, kept, phases)
+        classes = self.agreement.declared.classes
+        scores = {} if predictions is None else scored([predictions], classes)[0]
         examples = self.data.size(self.agreement.config.eval.split)
-        return self._without_upload(Report(received.round, self.number, examples, None, accuracy, diverged=diverged))
+        return self._without_upload(Report(received.round, self.number, examples, scores=scores, diverged=diverged))
 
-    def score(self, model: ClientModel, received: Received, kept: Private, phases: Sequence[Phase]) -> tuple[float | None, bool]:
-        """Accuracy in [0, 1] after an adaptation (``None``: no test samples), and whether the adaptation diverged.
+    def predict(
+        self, model: ClientModel, received: Received, kept: Private, phases: Sequence[Phase]
+    ) -> tuple[Predictions | None, bool]:
+        """Predictions on the client's test samples after an adaptation (``None``: it has none), and whether that diverged.
 
         If it diverged, the client is tested without it.
 
@@ -262,11 +268,11 @@ class Client:
         diverged = not self._adapt(model, received, kept, phases)
         if diverged:
             model.space.pack(state, model.row)
-        correct = [
-            model.from_features(model.features(inputs)).logits.argmax(1) == labels
-            for inputs, labels in self.data.chunks(split, TEST_CHUNK)
+        tested = [
+            (model.from_features(model.features(inputs)).logits, labels) for inputs, labels in self.data.chunks(split, TEST_CHUNK)
         ]
-        return weighted_mean(torch.cat(correct), self.data.weights(split)), diverged
+        logits, labels = (torch.cat(parts) for parts in zip(*tested, strict=True))
+        return Predictions.of(logits, labels, self.data.weights(split)), diverged
 
     def _checksum_of_start(self, received: Received, row: Tensor, kept: Private, first: bool) -> str:
         """Checksum of everything that a local update or a test starts from; the noise is derived from it.
@@ -306,7 +312,10 @@ class Client:
         config = self.agreement.config
         unused = self.agreement.unused(self.number) if purpose == "train" else frozenset[str]()
         sent, augment = received.tensors, self.augment
-        return ModelLocalUpdate(model, data, config, received.round, self.number, sent, kept, first, purpose, augment, unused)
+        update = ModelLocalUpdate(model, data, config, received.round, self.number, sent, kept, first, purpose, augment, unused)
+        if (weights := self.agreement.method.context.class_weights) is not None:
+            update.memo[CLASS_WEIGHTS] = weights.to(model.device, model.row.dtype)
+        return update
 
     def _spend(self, round: int, charges: list[Charge], charge: Charge) -> None:
         """Book a phase of DP-SGD before it is run; raises if the client's samples would spend more than the target epsilon."""
@@ -350,10 +359,3 @@ def _check_as_trained(payload: Payload, trained: Mapping[str, Tensor]) -> None:
                 f"privacy.level sample: the method would send other values of {name} than its training has left, which no noise "
                 "covers; to change an upload independently of the data, use a transform (fedpriv defenses)"
             )
-
-
-def weighted_mean(correct: Tensor, weights: Tensor | None) -> float:
-    """Share of correct predictions ``(n,)``, weighted by ``(n,)``; ``None``: all weights are equal."""
-    if weights is None:
-        return float(correct.double().mean())
-    return float((correct.double() * weights).sum() / weights.sum())

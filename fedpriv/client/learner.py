@@ -11,7 +11,7 @@ from torch import Tensor
 from fedpriv.client.model import ClientModel
 from fedpriv.client.teachers import Teachers
 from fedpriv.config import TrainConfig
-from fedpriv.interfaces import Batch, Learner, Loss, Phase, Step
+from fedpriv.interfaces import CLASS_WEIGHTS, Batch, Learner, Loss, Phase, Step
 from fedpriv.models.net import Outputs
 from fedpriv.samples import Inputs, split
 
@@ -121,6 +121,7 @@ class LocalBatch:
             lambda name: self.teachers.outputs(name, self.index, self.views[0]),
             outputs,
             self.memo,
+            self.memo.get(CLASS_WEIGHTS),
         )
 
     @torch.no_grad()

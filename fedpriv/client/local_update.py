@@ -18,7 +18,7 @@ from fedpriv.config import RunConfig
 from fedpriv.data.augmentation.augment import Augment
 from fedpriv.data.federated import Split
 from fedpriv.errors import ClientDiverged, UsageError
-from fedpriv.interfaces import Loss, Phase, PhaseResult, Private, StepRule
+from fedpriv.interfaces import CLASS_WEIGHTS, Loss, Phase, PhaseResult, Private, StepRule
 from fedpriv.models.net import Outputs
 from fedpriv.noise_source import RandomSource, SeededSource
 from fedpriv.objectives.cross_entropy import PLAIN
@@ -146,8 +146,11 @@ class ModelLocalUpdate:
 
     def gradient(self, reduction: str = "mean") -> Tensor:
         self._check_bounded("the gradient on all its samples")
-        total = self.model.gradient(self.inputs, self._labels)
-        return total / self.num_examples if reduction == "mean" else total.clone()
+        weights = self.memo.get(CLASS_WEIGHTS)
+        total = self.model.gradient(self.inputs, self._labels, weights)
+        if reduction != "mean":
+            return total.clone()
+        return total / (self.num_examples if weights is None else weights[self._labels].sum())
 
     def freeze(self, name: str, state: Mapping[str, Tensor] | Tensor | None = None) -> None:
         row = state.clone() if isinstance(state, Tensor) else self.model.row.clone()

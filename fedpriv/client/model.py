@@ -137,12 +137,16 @@ class ClientModel(ABC):
         """SGD over slices of the row: values, gradient and weight decay."""
         return SGD(parts, lr, momentum)
 
-    def gradient(self, inputs: Inputs, labels: Tensor) -> Tensor:
-        """The gradient ``(p,)`` of the cross-entropy summed over n samples, in evaluation mode; valid until the next call."""
+    def gradient(self, inputs: Inputs, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The gradient ``(p,)`` of the cross-entropy summed over n samples, in evaluation mode; valid until the next call.
+
+        Args:
+            weights: of the classes ``(C,)``.
+        """
         self.set_trained(frozenset(), self.roles)
         self.grad.zero_()
         for samples, targets in zip(split(inputs, CHUNK), torch.split(labels, CHUNK), strict=True):
             logits = self.forward(self.shaped(samples), False).logits
-            self.backward(F.cross_entropy(logits, targets, reduction="sum"), add=True)
+            self.backward(F.cross_entropy(logits, targets, weights, reduction="sum"), add=True)
         self.set_trained(frozenset())
         return self.grad

@@ -170,8 +170,8 @@ class RunConfig(Section):
         return self.model_dump(mode="json", exclude_unset=True)
 
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of what decides the run's numbers: all but where and how much of it is stored and tracked, and who runs
-        the clients, which moves them by rounding alone.
+        """SHA-256 (hex) of what decides the run's numbers: all but where and how much of it is stored and tracked, which of its
+        scores is looked at first, and who runs the clients, which moves them by rounding alone.
 
         Of what differs from the defaults only, so that a run outlives the arrival of a new option.
         """
@@ -181,6 +181,7 @@ class RunConfig(Section):
             "tracking": True,
             "executor": True,
             "data": {"dir"},
+            "eval": {"metric"},
             "wire": {"keep_payloads", "check_downloads"},
         }
         body = self.model_dump(mode="json", exclude=stored, exclude_defaults=True)

@@ -57,6 +57,12 @@ class TrainConfig(Section):
     lr_decay: float = Field(1.0, gt=0, le=1, description="the learning rate of round t is lr * lr_decay^(t-1)")
     clip_grad_norm: PositiveFloat | None = Field(None, description="bound on the L2 norm of a step's gradient; null: none")
     momentum: float = Field(0.5, ge=0, lt=1, description="heavy-ball momentum; reset at each phase")
+    class_weights: Literal["balanced"] | None = Field(
+        None,
+        description="balanced: in the cross-entropy a sample weighs n / (C n_c), for n_c of n training samples of all clients in "
+        "its one of C classes (as scikit-learn has it, in torch's loss), so that rare classes count as much as frequent ones; "
+        "null: all samples weigh the same",
+    )
     weight_decay: NonNegativeFloat = Field(1e-4, description="L2 penalty on weights; adamw: decoupled decay")
     weight_decay_bias: NonNegativeFloat = Field(0.0, description="L2 penalty on biases and norm scales")
     cache_features: bool = Field(
@@ -97,6 +103,12 @@ class EvalConfig(Section):
     """When and how accuracy is measured."""
 
     every: PositiveInt = Field(1, description="rounds between evaluations; each of the last `last` rounds is evaluated, too")
+    metric: str | None = Field(
+        None,
+        description="score by which summaries, comparisons, frontiers and plots rank: accuracy, balanced_accuracy, f1_macro, and "
+        "for two classes roc_auc, average_precision, recall, brier, calibration_error; null: accuracy, or balanced_accuracy if "
+        "one class has more than two thirds of the training labels",
+    )
     last: PositiveInt = Field(10, description="number of last rounds over which the reported accuracy is averaged")
     state: Literal["global_encoder", "local_encoder"] = Field(
         "global_encoder",

@@ -12,9 +12,10 @@ from fedpriv.deploy.client_node import UNKNOWN_RUN
 from fedpriv.deploy.frames import Envelope, Frame, one_line
 from fedpriv.deploy.handshake import Facts
 from fedpriv.deploy.transport import NOT_SENT
-from fedpriv.evaluation.protocols import client_summary
+from fedpriv.evaluation.protocols import by_client
 from fedpriv.methods.base import ServerState
-from fedpriv.server.clients import Clients, Instruction
+from fedpriv.scores.catalogue import Scores, scores_with
+from fedpriv.server.clients import Clients, Evaluation, Instruction
 from fedpriv.wire import ByteMeter, Payload, Sealed, seal
 from fedpriv.wire.coding import Upload
 from fedpriv.wire.message import Refused
@@ -58,6 +59,7 @@ class RemoteClients(Clients):
         samples: client -> the numbers of training and test samples that it declared.
         seconds: timeout of an answer.
         warn: called with warnings of one line.
+        encoding: by which the clients scale and code their samples; ``None``: they know it.
     """
 
     def __init__(
@@ -68,9 +70,11 @@ class RemoteClients(Clients):
         samples: Mapping[int, Mapping[str, int]],
         seconds: float,
         warn: Warn,
+        encoding: Sealed | None = None,
     ) -> None:
         self.grid, self.run, self.seconds, self.warn = grid, run, seconds, warn
-        self._setup = {client: _Request({"do": "agree", **setup, "samples": counts}) for client, counts in samples.items()}
+        setup = {"do": "agree", **setup, "encoding": encoding and encoding.digest}
+        self._setup = {client: _Request({**setup, "samples": counts}, encoding) for client, counts in samples.items()}
         self._welcome = list[_Request]()
         self._waiting: dict[int, list[_Request]] = {client: [] for client in samples}
         self._missing = dict[int, str]()
@@ -211,23 +215,20 @@ class RemoteScorer:
     meter: ByteMeter = field(default_factory=ByteMeter)
     untested: dict[int, str] = field(default_factory=dict)
 
-    def score(
-        self, server: ServerState, last: Mapping[int, int], round: int, uploads: Sequence[Upload] = ()
-    ) -> tuple[dict[str, float], list[float | None] | None]:
-        """Metrics of the evaluation, with the bytes of its messages, and each client's accuracy (``None``: no test samples, or no
-        answer); no list if the method learns without labels."""
+    def score(self, server: ServerState, last: Mapping[int, int], round: int, uploads: Sequence[Upload] = ()) -> Evaluation:
+        """The clients' scores with their summaries, and the bytes of the test's messages; nothing of a method without labels."""
         method = self.agreement.method
         if not method.objective.labels:
-            return {}, None
+            return Evaluation({})
         names = method.shared_names
         message = seal(Payload(self.agreement.space.unpack(server.row, names), round)) if names else None
-        accuracies, refused = list[float | None]([None] * len(self.facts)), dict[int, str]()
+        scores, refused = list[Scores | None]([None] * len(self.facts)), dict[int, str]()
         tested = [client.client for client in self.facts if client.test]
         states = {client: last[client] for client in tested if client in last}
         for answer in self.clients.test(Instruction(round, tested, message, states)):
             self.meter("report", answer.report)
             try:
-                accuracies[answer.client] = _accuracy(answer, round, self.facts[answer.client].test)
+                scores[answer.client] = _scores(answer, round, self.facts[answer.client])
             except Refused as reason:
                 refused[answer.client] = one_line(reason)
                 self.clients.warn(f"round {round}: the test of client {answer.client} is refused: {refused[answer.client]}")
@@ -236,10 +237,8 @@ class RemoteScorer:
             for _ in set(tested) - set(self.clients.not_sent()):
                 self.meter("down", message)
         up, down = self.meter.read()
-        metrics = {"bytes_up_tests": float(up), "bytes_down_tests": float(down)}
-        if all(accuracy is None for accuracy in accuracies):
-            return metrics, accuracies
-        return {**client_summary(accuracies, [client.test for client in self.facts]), **metrics}, accuracies
+        summaries, per_client = by_client(scores, [client.test for client in self.facts])
+        return Evaluation({**summaries, "bytes_up_tests": float(up), "bytes_down_tests": float(down)}, per_client)
 
 
 def _last_entry(frame: Frame) -> Mapping[str, Any]:
@@ -255,12 +254,21 @@ def _answer(client: int, frame: Frame) -> Answer:
     return Answer(client, upload, report)
 
 
-def _accuracy(answer: Answer, round: int, samples: int) -> float | None:
-    report = Report.of(answer.report)
+def _scores(answer: Answer, round: int, facts: Facts) -> Scores:
+    """The scores that a client reports of its test.
+
+    Raises:
+        Refused: they are of another test, a name is none of the task's scores, or a value cannot be.
+    """
+    report, samples = Report.of(answer.report), facts.test
     if (report.round, report.client) != (round, answer.client):
         raise Refused(f"it is of client {report.client} in round {report.round}")
-    if report.num_examples != samples:  # by which the accuracy is weighted
+    if report.num_examples != samples:  # by which scores are weighted
         raise Refused(f"it reports {report.num_examples} test samples and declared {samples}")
-    if report.accuracy is not None and not 0 <= report.accuracy <= 1:
-        raise Refused(f"an accuracy of {report.accuracy:g}")
-    return report.accuracy
+    known = {score.name: score for score in scores_with(len(facts.classes))}
+    for name, value in report.scores.items():
+        if name not in known:
+            raise Refused(f"it reports {one_line(name)}, which is no score of {len(facts.classes)} classes")
+        if not known[name].low <= value <= known[name].high:
+            raise Refused(f"it reports a score {name} of {value:g}")
+    return report.scores

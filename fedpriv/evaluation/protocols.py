@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedpriv.scores.catalogue import ACCURACY, SCORES, Score, Scores
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -31,37 +34,61 @@ def mean(accuracies: Sequence[float | None]) -> float | None:
     return math.fsum(known) / len(known) if known else None
 
 
-def worst_tenth(accuracies: Sequence[float | None]) -> float | None:
+def worst_tenth(values: Sequence[float | None], score: Score = ACCURACY) -> float | None:
     """Mean over the worst tenth of the evaluated clients (rounded down, but at least one client)."""
-    known = _known(accuracies)
-    return mean(known[: max(1, len(known) // 10)])
+    known = _known(values)
+    tenth = max(1, len(known) // 10)
+    return mean(known[:tenth] if score.higher_is_better else known[-tenth:])
 
 
-def best(accuracies: Sequence[float | None]) -> float | None:
-    """The best client's accuracy."""
-    known = _known(accuracies)
-    return known[-1] if known else None
+def best(values: Sequence[float | None], score: Score = ACCURACY) -> float | None:
+    """The best client's value."""
+    known = _known(values)
+    return (known[-1] if score.higher_is_better else known[0]) if known else None
 
 
-def client_summary(accuracies: Sequence[float | None], sizes: Sequence[int]) -> dict[str, float]:
-    """Summarise the clients' accuracies in one round, in [0, 1], or ``None`` for a client without test data.
+def client_summary(values: Sequence[float | None], sizes: Sequence[int], score: Score = ACCURACY) -> dict[str, float]:
+    """Summarise a score of the clients in one round.
 
     Args:
+        values: of each client; ``None``: it has no test data, or the score is not defined on them.
         sizes: the clients' numbers of test samples, or of training samples if test samples belong to several clients.
 
     Returns:
-        ``accuracy`` (unweighted mean over clients), ``accuracy_weighted`` (by these sizes), and for fairness
+        Of accuracy, ``accuracy`` (unweighted mean over clients), ``accuracy_weighted`` (by these sizes), and for fairness
         ``accuracy_worst_tenth`` (mean of the worst tenth of the clients), ``accuracy_best``, ``accuracy_std``.
     """
-    scored = [(accuracy, size) for accuracy, size in zip(accuracies, sizes, strict=True) if accuracy is not None]
-    values, weights = (np.array(column, dtype=np.float64) for column in zip(*scored, strict=True))
+    known = [(value, size) for value, size in zip(values, sizes, strict=True) if value is not None]
+    column, weights = (np.array(part, dtype=np.float64) for part in zip(*known, strict=True))
+    name = score.name
     return {
-        "accuracy": float(values.mean()),
-        "accuracy_weighted": float(np.average(values, weights=weights)),
-        "accuracy_worst_tenth": worst_tenth(values.tolist()) or 0.0,
-        "accuracy_best": float(values.max()),
-        "accuracy_std": float(values.std()),
+        name: float(column.mean()),
+        f"{name}_weighted": float(np.average(column, weights=weights)),
+        f"{name}_worst_tenth": worst_tenth(column.tolist(), score) or 0.0,
+        f"{name}_best": best(column.tolist(), score) or 0.0,
+        f"{name}_std": float(column.std()),
     }
+
+
+PerClient = dict[str, list[float | None]]
+"""Score -> its value of each client; ``None``: the client was not tested, or the score is not defined on its samples."""
+
+
+def by_client(clients: Sequence[Scores | None], sizes: Sequence[int]) -> tuple[dict[str, float], PerClient]:
+    """The summaries of all scores over the clients, and the scores themselves.
+
+    Args:
+        clients: the scores of each; ``None``: it was not tested.
+        sizes: as for :func:`client_summary`.
+    """
+    summaries, columns = dict[str, float](), PerClient()
+    for name, score in SCORES.items():
+        column = [None if scores is None else scores.get(name) for scores in clients]
+        if score is ACCURACY or column.count(None) < len(column):
+            columns[name] = column
+        if column.count(None) < len(column):
+            summaries |= client_summary(column, sizes, score)
+    return summaries, columns
 
 
 def confusion_of(labels: NDArray[np.int64], predicted: NDArray[np.int64], classes: int) -> Confusion:
@@ -108,16 +135,51 @@ def global_summary(confusion: Confusion) -> dict[str, float]:
     return summary
 
 
-def scored_last(records: Records, last: int) -> list[Mapping[str, Any]]:
-    """The records of the last ``last`` rounds that were evaluated."""
+def scored_last(records: Records, last: int, score: str = "accuracy") -> list[Mapping[str, Any]]:
+    """The records of the last ``last`` rounds in which a score of the clients was measured."""
     rounds = max((record["round"] for record in records), default=0)
-    return [r for r in records if r["round"] > rounds - last and r.get("per_client", {}).get("accuracy")]
+    return [r for r in records if r["round"] > rounds - last and (r.get("per_client") or {}).get(score)]
 
 
-def mean_per_client(records: Records, last: int) -> list[float | None]:
-    """Each client's accuracy, averaged over the evaluated of the last ``last`` rounds."""
-    passes = [record["per_client"]["accuracy"] for record in scored_last(records, last)]
+def mean_per_client(records: Records, last: int, score: str = "accuracy") -> list[float | None]:
+    """Each client's accuracy, or another score, averaged over the evaluated of the last ``last`` rounds."""
+    passes = [record["per_client"][score] for record in scored_last(records, last, score)]
     return [None if None in column else float(np.mean(column)) for column in zip(*passes, strict=True)]
+
+
+@dataclass(frozen=True)
+class ScoreSummary:
+    """A score over the last rounds of a run; ``None``: it was not measured, or is not defined.
+
+    Attributes:
+        mean: over the clients; ``weighted``: by their sizes.
+        worst_tenth, best, std: of each client's mean over the rounds.
+        pooled: of all clients' test predictions together; only in simulations.
+        on_server: of the server's model on its own test set.
+        per_client: of each client.
+    """
+
+    mean: float | None
+    weighted: float | None
+    worst_tenth: float | None
+    best: float | None
+    std: float | None
+    pooled: float | None
+    on_server: float | None
+    per_client: list[float | None]
+
+
+def score_summaries(records: Records, last: int) -> dict[str, ScoreSummary]:
+    """The scores that the last ``last`` rounds have, by name."""
+    summaries = {}
+    for name, score in SCORES.items():
+        clients = mean_per_client(records, last, name)
+        names = {"mean": name, "weighted": f"{name}_weighted", "pooled": f"{name}_pooled", "on_server": f"global_{name}"}
+        means = {key: _mean(records, last, metric) for key, metric in names.items()}
+        if mean(clients) is not None or means["on_server"] is not None:
+            spread = {"worst_tenth": worst_tenth(clients, score), "best": best(clients, score), "std": _std(clients)}
+            summaries[name] = ScoreSummary(**means, **spread, per_client=clients)
+    return summaries
 
 
 def _mean(records: Records, last: int, metric: str) -> float | None:

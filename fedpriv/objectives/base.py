@@ -38,6 +38,9 @@ class Objective(Part):
     """Whether this objective defines :meth:`correction`."""
     uses_companion: ClassVar[bool] = False
     """Whether :meth:`step` trains a second model (:attr:`LocalUpdate.companion`)."""
+    weighs_classes: ClassVar[bool] = False
+    """Whether :meth:`loss` has the cross-entropy by :func:`fedpriv.objectives.cross_entropy.cross_entropy`, which heeds
+    ``train.class_weights``; a class that defines :meth:`loss` anew declares it anew."""
     decomposes: ClassVar[bool] = True
     """Whether the loss is a mean over samples, so that a batch may be processed in chunks (``train.accumulate``)."""
 
@@ -51,6 +54,8 @@ class Objective(Part):
         train, private = context.config.train, context.config.privacy.level == "sample"
         if train.accumulate > 1 and (reason := self._needs_whole_batches(private)):
             raise UsageError(f"train.accumulate {train.accumulate}: {reason}; use train.accumulate=1")
+        if train.class_weights is not None:
+            self._check_class_weights(private)
         if train.precision != "float32" and private:
             raise UsageError(
                 f"train.precision {train.precision}: privacy.level sample bounds the norm of each sample's gradient, which takes "
@@ -75,6 +80,25 @@ class Objective(Part):
         if type(self).step is not Objective.step:
             return f"objective {self.name} has its own step, which needs the whole batch"
         return ""
+
+    def _check_class_weights(self, private: bool) -> None:
+        """Raise :class:`UsageError` unless this objective weighs classes (``train.class_weights``)."""
+        declaring, defining = (
+            next(kind for kind in type(self).__mro__ if name in vars(kind)) for name in ("weighs_classes", "loss")
+        )
+        why = ""
+        if not self.weighs_classes or not issubclass(declaring, defining):
+            why = f"the loss of objective {self.name} has no cross-entropy in which classes have weights"
+        elif private:
+            why = "privacy.level sample takes the gradient of each sample alone, in which a weight has no effect"
+        elif self.context.config.privacy.level == "client":
+            why = "it takes the clients' numbers of samples of each class, which no epsilon covers"
+        elif self.context.config.train.accumulate > 1:
+            why = "with weights the loss is no mean over parts of a batch; use train.accumulate=1"
+        elif self.context.class_weights is None:
+            why = "it takes the clients' numbers of samples of each class, which the server does not know here; simulations do"
+        if why:
+            raise UsageError(f"train.class_weights {self.context.config.train.class_weights}: {why}")
 
     def loss(self, step: Step) -> Tensor:
         """The scalar that a client minimises."""

@@ -51,6 +51,7 @@ class Moon(Objective):
     paper = "Li et al., CVPR 2021"
     Params = MoonParams
     keeps = "its last trained model: p floats"
+    weighs_classes = True
 
     def begin(self, update: LocalUpdate) -> None:
         previous = update.private.get(_PREVIOUS)

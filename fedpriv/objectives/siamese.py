@@ -79,6 +79,7 @@ class Siamese(Objective):
     smallest_batch = 2  # the predictor's BatchNorm
     uses_companion = True
     no_dp = "its step trains a second model, whose gradients are not clipped; use objective cross-entropy"
+    weighs_classes = True
 
     @classmethod
     def unused_options(cls, params: Any) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from textwrap import fill
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpriv.evaluation.protocols import best, mean, worst_tenth
+from fedpriv.scores.catalogue import ACCURACY, Score
 from fedpriv.tracking import Record
 
 if TYPE_CHECKING:
@@ -55,8 +57,8 @@ _STYLE: Any = {
 }
 
 
-def learning_curve(records: Sequence[Record], path: Path) -> None:
-    """Draw a run: accuracy over the rounds with the clients' spread, and below it the training loss.
+def learning_curve(records: Sequence[Record], path: Path, score: Score = ACCURACY) -> None:
+    """Draw a run: accuracy (or another score) over the rounds with the clients' spread, and below it the training loss.
 
     Args:
         records: as :func:`fedpriv.tracking.read_records` returns them.
@@ -66,11 +68,11 @@ def learning_curve(records: Sequence[Record], path: Path) -> None:
 
     def draw(figure: Figure) -> None:
         top, bottom = figure.subplots(2, sharex=True, height_ratios=(3, 2))
-        draw_accuracy(top, records)
+        draw_score(top, records, score)
         if losses:
             x, y = zip(*losses, strict=True)
             bottom.plot(x, y, color=ORANGE, **_marks(x))
-        elif all(_accuracy(record) is None for record in records):
+        elif all(_value(record, score) is None for record in records):
             bottom.set_xlim(0, 1)
         bottom.set_title("Training loss")
         bottom.set_ylabel("loss, mean over\nthe round's clients")
@@ -82,47 +84,48 @@ def learning_curve(records: Sequence[Record], path: Path) -> None:
     save(draw, path, (10, 6.4))
 
 
-def draw_accuracy(axes: Axes, records: Sequence[Record]) -> None:
-    """Draw the accuracy of a run over its rounds, with the clients' spread and the linear probe, onto axes."""
-    evaluated = [(record["round"], value) for record in records if (value := _accuracy(record)) is not None]
+def draw_score(axes: Axes, records: Sequence[Record], score: Score = ACCURACY) -> None:
+    """Draw a score of a run over its rounds, with the clients' spread and a linear probe's accuracy, onto axes."""
+    evaluated = [(record["round"], value) for record in records if (value := _value(record, score)) is not None]
     probed: dict[float, list[tuple[int, float]]] = {}
     for record in records:
         for name, value in record["metrics"].items():
             if name.startswith("probe/"):
                 probed.setdefault(float(name.removeprefix("probe/")), []).append((record["round"], value))
     spread = [
-        (record["round"], worst_tenth(clients), best(clients))
+        (record["round"], worst_tenth(clients, score), best(clients, score))
         for record in records
-        if mean(clients := _clients(record)) is not None
+        if mean(clients := _clients(record, score)) is not None
     ]
     if spread:
         x, low, high = zip(*spread, strict=True)
         axes.fill_between(x, low, high, color=BLUE, alpha=0.16, linewidth=0, label="worst tenth to best client")
-    rounds, accuracies = [round for round, _ in evaluated], [value for _, value in evaluated]
-    axes.plot(rounds, accuracies, color=BLUE, label="mean over clients", **_marks(rounds))
+    rounds, values = [round for round, _ in evaluated], [value for _, value in evaluated]
+    axes.plot(rounds, values, color=BLUE, label="mean over clients", **_marks(rounds))
     for (share, points), color in zip(probed.items(), PALETTE[1:], strict=False):
         axes.plot(*zip(*points, strict=True), color=color, label=f"linear probe, {share:.0%} of the labels", **_marks(points))
-    _accuracy_axis(axes)
+    _score_axis(axes, score)
     axes.set_ylim(0, 1.02)
     if evaluated or probed:
-        axes.legend(loc="lower right")
+        axes.legend(loc="lower right" if score.higher_is_better else "upper right")
+    title = _capital(score.title)
     if evaluated:
-        axes.set_title(f"Accuracy: {accuracies[-1]:.1%} after round {rounds[-1]}")
+        axes.set_title(f"{title}: {score.shown(values[-1])} after round {rounds[-1]}")
     else:
-        axes.set_title("Accuracy: not measured" + (" but by linear probe" if probed else ""))
+        axes.set_title(f"{title}: not measured" + (" but by linear probe" if probed else ""))
 
 
-def per_client_accuracy(accuracies: Sequence[float | None], path: Path) -> None:
-    """Draw each client's accuracy, sorted, with the mean and the worst tenth marked.
+def per_client_score(values: Sequence[float | None], path: Path, score: Score = ACCURACY) -> None:
+    """Draw each client's accuracy, or another score, sorted, with the mean and the worst tenth marked.
 
     Args:
-        accuracies: one per client, in [0, 1]; ``None`` for a client that was not evaluated.
+        values: one per client; ``None`` for a client that was not evaluated.
         path: the PNG (1500 pixels wide) to write.
     """
     from matplotlib.patches import Patch
 
-    known = sorted(value for value in accuracies if value is not None)
-    average, worst = mean(known), worst_tenth(known)
+    known = sorted((value for value in values if value is not None), reverse=not score.higher_is_better)
+    average, worst = mean(known), worst_tenth(known, score)
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -131,33 +134,37 @@ def per_client_accuracy(accuracies: Sequence[float | None], path: Path) -> None:
         positions = range(1, len(known) + 1)
         axes.bar(positions, known, width=gap, color=[ORANGE] * tenth + [BLUE] * (len(known) - tenth), linewidth=0)
         if average is not None:
-            line = axes.axhline(average, color="#222222", linewidth=1.6, linestyle="--", label=f"mean {average:.1%}")
-            marks = [Patch(color=ORANGE, label=f"worst tenth: {worst:.1%} on average"), line]
+            line = axes.axhline(average, color="#222222", linewidth=1.6, linestyle="--", label=f"mean {score.shown(average)}")
+            marks = [Patch(color=ORANGE, label=f"worst tenth: {score.shown(worst)} on average"), line]
             axes.legend(handles=marks, loc="lower right", bbox_to_anchor=(1.0, 0.985), ncols=2, borderaxespad=0)
-        missing = len(accuracies) - len(known)
-        axes.set_title(f"Accuracy of {len(known)} clients" + (f" ({missing} not evaluated)" if missing else ""))
+        missing = len(values) - len(known)
+        note = f" ({missing} not evaluated)" if missing else ""
+        axes.set_title(f"{_capital(score.title)} of {len(known)} clients{note}")
         axes.set_xlabel("clients, from worst to best")
         axes.set_ylim(0, 1.0)
         axes.grid(axis="x", visible=False)
         axes.margins(x=0.01)
-        _accuracy_axis(axes)
+        _score_axis(axes, score)
         _whole_rounds(axes)
 
     save(draw, path, (10, 5))
 
 
 def compare_curves(
-    runs: Mapping[str, Sequence[Sequence[Record]]], path: Path, leaks: Mapping[str, Sequence[tuple[float, float]]] | None = None
+    runs: Mapping[str, Sequence[Sequence[Record]]],
+    path: Path,
+    leaks: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+    score: Score = ACCURACY,
 ) -> None:
-    """Draw several runs side by side: accuracy over rounds, over the bytes sent, and against leakage.
+    """Draw several runs side by side: accuracy (or another score) over rounds, over the bytes sent, and against leakage.
 
-    The legend is in the order of the final accuracies. A run with a single evaluation is a hollow marker.
+    The legend is in the order of the final scores. A run with a single evaluation is a hollow marker.
 
     Args:
         runs: label -> the records of each run (each seed) with that label. For several seeds the line is the mean over the rounds
             that all of them evaluated, and the band spans from the lowest to the highest.
         path: the PNG to write, 1650 pixels wide, or 2400 with leakage.
-        leaks: label -> (share of samples recovered, accuracy) of each audited run; drawn for two or more.
+        leaks: label -> (share of samples recovered, score) of each audited run; drawn for two or more.
     """
     audited = leaks if leaks is not None and sum(map(len, leaks.values())) > 1 else {}
     width = 16 if audited else 11
@@ -166,15 +173,17 @@ def compare_curves(
         for label, group in runs.items()
     }
     lines = [line for text in shown.values() for line in text.splitlines()]
-    longest = max(map(len, lines), default=0) + len(" (no accuracy)")
+    longest = max(map(len, lines), default=0) + len(f" (no {score.title})")
     columns = max(1, min(3, len(runs), int(width / (0.8 + _CHARACTER * longest))))
+
+    title = _capital(score.title)
 
     def draw(figure: Figure) -> None:
         left, right, *third = figure.subplots(1, 3 if audited else 2, sharey=True)
         for index, (label, group) in enumerate(runs.items()):
-            curves = [curve for records in group if (curve := _curve(records))]
+            curves = [curve for records in group if (curve := _curve(records, score))]
             if not curves:
-                left.plot([], [], label=f"{shown[label]} (no accuracy)", **_look(index, 0))
+                left.plot([], [], label=f"{shown[label]} (no {score.title})", **_look(index, 0))
                 continue
             common = sorted(set.intersection(*(set(curve) for curve in curves)))
             sent = [fmean(curve[number][0] for curve in curves) for number in common]
@@ -185,41 +194,42 @@ def compare_curves(
                 if len(curves) > 1:
                     low, high = list(map(min, by_round)), list(map(max, by_round))
                     axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
-        left.set_title("Accuracy by round")
+        left.set_title(f"{title} by round")
         left.set_xlabel("round")
         _whole_rounds(left)
-        right.set_title("Accuracy by communication")
+        right.set_title(f"{title} by communication")
         right.set_xlabel("bytes on the wire so far, both directions")
         _bytes_axis(right)
-        _accuracy_axis(left)
-        _accuracy_axis(right)
+        _score_axis(left, score)
+        _score_axis(right, score)
         right.set_ylabel("")
         for axes in third:
             for label, points in audited.items():
                 look = _look(list(runs).index(label), len(points))
-                share, accuracy = [100 * x for x, _ in points], [y for _, y in points]
-                axes.plot(share, accuracy, look["marker"], color=look["color"], markersize=9)
-            axes.set_title("Accuracy against leakage")
+                share, reached = [100 * x for x, _ in points], [y for _, y in points]
+                axes.plot(share, reached, look["marker"], color=look["color"], markersize=9)
+            axes.set_title(f"{title} against leakage")
             axes.set_xlabel("recovered by an audit's best attack, %")
             axes.set_xlim(-4, 104)
-        figure.legend(handles=sorted(left.get_lines(), key=_end, reverse=True), loc="outside lower center", ncols=columns)
+        best_first = sorted(left.get_lines(), key=partial(_end, score), reverse=True)
+        figure.legend(handles=best_first, loc="outside lower center", ncols=columns)
 
     crowded = len(runs) > len(PALETTE)
     save(draw, path, (width, (7 if crowded else 5) + 0.25 * (len(lines) // columns)))
 
 
-def _accuracy(record: Record) -> float | None:
-    value = record["metrics"].get("accuracy")
-    return mean(_clients(record)) if value is None else float(value)
+def _value(record: Record, score: Score) -> float | None:
+    value = record["metrics"].get(score.name)
+    return mean(_clients(record, score)) if value is None else float(value)
 
 
-def _curve(records: Sequence[Record]) -> dict[int, tuple[float, float]]:
-    """Round -> (bytes so far, accuracy), of the evaluated rounds."""
-    return {record["round"]: (_bytes(record), value) for record in records if (value := _accuracy(record)) is not None}
+def _curve(records: Sequence[Record], score: Score) -> dict[int, tuple[float, float]]:
+    """Round -> (bytes so far, score), of the evaluated rounds."""
+    return {record["round"]: (_bytes(record), value) for record in records if (value := _value(record, score)) is not None}
 
 
-def _clients(record: Record) -> list[float | None]:
-    return list((record.get("per_client") or {}).get("accuracy") or [])
+def _clients(record: Record, score: Score) -> list[float | None]:
+    return list((record.get("per_client") or {}).get(score.name) or [])
 
 
 def _bytes(record: Record) -> float:
@@ -238,10 +248,10 @@ def _look(index: int, points: int) -> dict[str, Any]:
     return look | {"linestyle": line, "markersize": 6, "markevery": (index % every, every)}
 
 
-def _end(line: Line2D) -> float:
-    """The last value of a curve; minus infinity if it has none."""
+def _end(score: Score, line: Line2D) -> float:
+    """How good the last value of a curve is; minus infinity if it has none."""
     heights = np.asarray(line.get_ydata(), dtype=float)
-    return float(heights[-1]) if len(heights) else -math.inf
+    return float(heights[-1] if score.higher_is_better else -heights[-1]) if len(heights) else -math.inf
 
 
 def _marks(points: Sequence[Any]) -> dict[str, Any]:
@@ -249,9 +259,14 @@ def _marks(points: Sequence[Any]) -> dict[str, Any]:
     return {"marker": "o", "markersize": 5} if len(points) <= 25 else {}
 
 
-def _accuracy_axis(axes: Axes) -> None:
-    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")  # as many decimals as needed
-    axes.set_ylabel("accuracy of clients, %")
+def _score_axis(axes: Axes, score: Score) -> None:
+    if score.in_percent:
+        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")  # as many decimals as needed
+    axes.set_ylabel(f"{score.title} of clients" + (", %" if score.in_percent else ""))
+
+
+def _capital(title: str) -> str:
+    return title[0].upper() + title[1:]
 
 
 def _whole_rounds(axes: Axes) -> None:

@@ -56,8 +56,10 @@ def check(
         UsageError: it is not valid; the message says what to change.
     """
     level, name, kind = config.privacy.level, config.method.name, type(method)
-    if not method.shared_names:
+    if not method.server_names:
         raise UsageError(f"privacy.level {level}: method {name} sends nothing, so there is nothing to protect")
+    if method.pools and level == "client":
+        raise UsageError(f"privacy.level client: method {name} has samples in one place, and no clients; use sample")
     if norms := norms_with_statistics(net):
         where, norm = next(iter(norms.items()))
         kind_of_norm = "BatchNorm" if isinstance(norm, _BatchNorm) else "InstanceNorm"

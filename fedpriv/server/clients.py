@@ -44,7 +44,7 @@ class Clients(PrivateStates, ABC):
 
     @abstractmethod
     def welcome(self, broadcast: Sealed) -> None:
-        """Send the initial model to every client; after a resume again, as a client may have been restarted too."""
+        """Send the initial model to every client. Called again after a resume, as a client may have been restarted as well."""
 
     @abstractmethod
     def train(self, instruction: Instruction) -> Iterator[Answer]:
@@ -67,9 +67,9 @@ class Clients(PrivateStates, ABC):
         arrival.
 
         Raises:
-            FedprivError: by default, as such clients send their uploads one by one.
+            FedprivError: by default, for clients that can only send single uploads.
         """
-        raise FedprivError("wire.secure_aggregation: these clients send their uploads one by one")
+        raise FedprivError("wire.secure_aggregation is not supported by this kind of clients; leave it out")
 
     def measured(self) -> Mapping[str, float]:
         """Numbers on how the clients were run, for the round's record; reading them resets them."""
@@ -79,17 +79,29 @@ class Clients(PrivateStates, ABC):
         """Release resources other than memory; by default there are none."""
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """The results of an evaluation.
+
+    Attributes:
+        metrics: numbers for the round's record, by name.
+        per_client: score (:data:`fedpriv.scores.catalogue.SCORES`) -> its value of each client (``None``: the client has no test
+            data, or the score is not defined on them); ``None``: clients were not tested.
+    """
+
+    metrics: Mapping[str, float]
+    per_client: Mapping[str, list[float | None]] | None = None
+
+
 class Scorer(Protocol):
     """Scores a server's state."""
 
     @property
     def untested(self) -> Mapping[int, str]:
-        """Clients with test data whose accuracy the last evaluation lacks, with reasons."""
+        """Clients with test data that the last evaluation lacks, with reasons."""
 
-    def score(
-        self, server: ServerState, last: Mapping[int, int], round: int, uploads: Sequence[Upload] = ()
-    ) -> tuple[Mapping[str, float], list[float | None] | None]:
-        """Metrics of the state, and each client's accuracy in [0, 1] (``None``: no test data); no list: clients are not tested.
+    def score(self, server: ServerState, last: Mapping[int, int], round: int, uploads: Sequence[Upload] = ()) -> Evaluation:
+        """The metrics of a state, and the clients' scores.
 
         Args:
             last: as in :class:`Instruction`.

@@ -1,4 +1,4 @@
-"""What the record of a round says: its metrics, the clients' accuracies, and whose local updates were left out, and why."""
+"""What the record of a round says: its metrics, the clients' accuracies, and which local updates were left out, and why."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedpriv.server.arrivals import Arrivals
+from fedpriv.server.clients import Evaluation
 from fedpriv.server.next_state import LocalUpdates, Outcome
 from fedpriv.server.reported import means
 
@@ -19,13 +20,13 @@ class RoundRecord:
     Attributes:
         metrics: numbers by name. The server's own names also stand in ``_RESERVED`` of ``fedpriv/server/reported.py``, so that
             clients cannot report them.
-        accuracies: the accuracy of each client, in [0, 1] (``None``: no test data); ``None``: clients were not tested.
+        per_client: the clients' scores, as in :class:`Evaluation`; empty: clients were not tested.
         clients: lists of clients by what became of them.
     """
 
     round: int
     metrics: dict[str, Any] = field(default_factory=dict)
-    accuracies: list[float | None] | None = None
+    per_client: Mapping[str, list[float | None]] = field(default_factory=dict)
     clients: dict[str, Any] = field(default_factory=dict)
 
     def add_training(self, arrivals: Arrivals, updates: LocalUpdates, outcome: Outcome, missing: Mapping[int, str]) -> None:
@@ -57,21 +58,15 @@ class RoundRecord:
         elif updates.merged:
             metrics |= outcome.state.report
 
-    def add_scores(
-        self,
-        scores: Mapping[str, float],
-        accuracies: list[float | None] | None,
-        untested: Mapping[int, str],
-        warn: Callable[[str], None],
-    ) -> None:
+    def add_scores(self, evaluation: Evaluation, untested: Mapping[int, str], warn: Callable[[str], None]) -> None:
         """Add the results of the evaluation, and warn where the test loss is not finite.
 
         Args:
-            untested: clients with test data whose accuracy is not known, with reasons.
+            untested: clients with test data whose scores are not known, with reasons.
         """
-        self.metrics |= scores
-        self.accuracies = accuracies
-        if not math.isfinite(scores.get("test_loss", 0.0)):
+        self.metrics |= evaluation.metrics
+        self.per_client = evaluation.per_client or {}
+        if not math.isfinite(evaluation.metrics.get("test_loss", 0.0)):
             warn(f"round {self.round}: the model's loss on the test set is not finite, so its accuracies say nothing")
         if untested:
             self.metrics["untested"] = len(untested)
@@ -83,8 +78,8 @@ class RoundRecord:
         """Add the lists of clients whose local updates were left out, and of those in secure sums.
 
         Args:
-            opened_sum: the clients of a secure sum that the server could read and that started from the present model; ``None``:
-                there is none.
+            opened_sum: the clients of a secure sum that was opened for the present model but gave no new one; ``None``: there is
+                none.
         """
         reports, clients = arrivals.reports.items(), self.clients
         if arrivals.refused:
@@ -98,7 +93,7 @@ class RoundRecord:
         if opened_sum is not None:
             clients["opened"] = list(opened_sum)
         merged = {report.client for report in updates.reports} if outcome.left_out is None else set()
-        # Write the list even if empty: the refused answer may be a second one from a client whose first was merged.
+        # Write an empty list too: a refused client is not always without effect, as its first answer may have been merged.
         if (without_effect := sorted(set(arrivals.asked) - merged)) or arrivals.refused:
             clients["without_effect"] = without_effect
 

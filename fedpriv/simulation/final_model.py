@@ -22,11 +22,12 @@ Part = Literal["classifier", "encoder"]
 
 
 def part_at_server(agreement: Agreement) -> Part | None:
-    """The part of the net that the server has from its clients: the whole classifier, or the encoder; ``None``: neither.
+    """The part of the net that the server has as it was trained: the whole classifier, or the encoder; ``None``: neither.
 
     It lacks heads that stay with the clients or are never trained, and layers that a mask drops.
     """
-    method, sent = agreement.method, set(agreement.sent_names)
+    method = agreement.method
+    sent = set(method.server_names if method.pools else agreement.sent_names)
     trained = set(agreement.space.select(method.objective.trained_roles))
     if method.objective.labels and trained <= sent:
         return "classifier"

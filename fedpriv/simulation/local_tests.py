@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fedpriv.client.client import TEST_CHUNK, Received, weighted_mean
+from fedpriv.client.client import TEST_CHUNK, Received
 from fedpriv.client.model import ClientModel
 from fedpriv.client.store import ClientStore
 from fedpriv.methods.base import Phase, Private, ServerState
 from fedpriv.models.batched.layers import ForwardContext
 from fedpriv.models.batched.stacked import Form
 from fedpriv.samples import Modality
+from fedpriv.scores.predictions import Predictions, positive_of
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.vectorized.batched_models import BatchedModels
 
@@ -50,27 +51,27 @@ class LocalTests:
     common: Mapping[Modality | None, Tensor]
     on_divergence: Callable[[int, int], None]
 
-    def one_by_one(self, clients: Sequence[int]) -> dict[int, float]:
-        """Accuracies by client, computed one after another."""
-        return {client: self.accuracy(self.federation.resident, client) for client in clients}
+    def one_by_one(self, clients: Sequence[int]) -> dict[int, Predictions]:
+        """Predictions by client, computed one after another."""
+        return {client: self.predict(self.federation.resident, client) for client in clients}
 
-    def together(self, clients: Sequence[int], models: BatchedModels) -> dict[int, float]:
-        """Accuracies by client, computed for a group of clients at a time."""
-        accuracies: dict[int, float] = {}
+    def together(self, clients: Sequence[int], models: BatchedModels) -> dict[int, Predictions]:
+        """Predictions by client, computed for a group of clients at a time."""
+        predictions: dict[int, Predictions] = {}
         order, size = sorted(clients, key=self._work, reverse=True), len(models.clients)
         for start in range(0, len(order), size):
             group = order[start : start + size]
-            tests = [partial(self.accuracy, model, client) for model, client in zip(models.clients, group, strict=False)]
-            accuracies.update(zip(group, models.run(tests), strict=True))
-        return accuracies
+            tests = [partial(self.predict, model, client) for model, client in zip(models.clients, group, strict=False)]
+            predictions.update(zip(group, models.run(tests), strict=True))
+        return predictions
 
-    def heads(self, clients: Sequence[int], form: Form) -> dict[int, float]:
-        """Accuracies by client, if clients have common features: many clients' heads are computed as one net."""
+    def heads(self, clients: Sequence[int], form: Form) -> dict[int, Predictions]:
+        """Predictions by client, if clients have common features: many clients' heads are computed as one net."""
         resident, data, split = self.federation.resident, self.federation.data, self.federation.config.eval.split
         space = resident.space.restricted(entry.name for entry in resident.space.entries if entry.role != "encoder")
         most = max(1, min(MAX_HEADS, len(clients), MAX_HEAD_BYTES // max(1, space.size * resident.row.element_size())))
         rows = resident.row.new_empty(most, space.size)
-        labels, accuracies = data.labels(split), dict[int, float]()
+        labels, predictions = data.labels(split), dict[int, Predictions]()
         for lacking, features in self.common.items():
             # Groups of similar size: clients with fewer samples are padded with samples of weight 0.
             order = sorted((client for client in clients if data.lacking(client) == lacking), key=self._work, reverse=True)
@@ -81,30 +82,42 @@ class LocalTests:
                 parameters = {e.name: rows[: len(group), e.start : e.stop].view(len(group), *e.shape) for e in space.entries}
                 ctx = ForwardContext(len(group), parameters, frozenset(), _no_dropout)
                 held = [data.indices(split, client) for client in group]
-                weights = [_weights(data.weights(split, client), index) for client, index in zip(group, held, strict=True)]
+                own = [data.weights(split, client) for client in group]
+                weights = [_weights(weight, index) for weight, index in zip(own, held, strict=True)]
                 index, weight = pad_sequence(held, batch_first=True), pad_sequence(weights, batch_first=True)
                 with torch.no_grad():
                     parts = torch.split(index, HEAD_BATCH, 1)
-                    predicted = [form.from_features(ctx, features[part]).logits.argmax(2) for part in parts]
-                correct = (torch.cat(predicted, 1) == labels[index]) * weight
-                accuracies.update(zip(group, (correct.sum(1) / weight.sum(1)).tolist(), strict=True))
-        return accuracies
+                    logits = torch.cat([form.from_features(ctx, features[part]).logits for part in parts], 1)
+                predicted, true = logits.argmax(2), labels[index]
+                correct = (predicted == true) * weight
+                accuracies = (correct.sum(1) / weight.sum(1)).tolist()
+                positive, (predicted, true) = positive_of(logits), (predicted.cpu(), true.cpu())
+                for number, client in enumerate(group):
+                    part = number, slice(len(held[number]))
+                    predictions[client] = Predictions(
+                        true[part].numpy(),
+                        predicted[part].numpy(),
+                        accuracies[number],
+                        None if positive is None else positive[part].numpy(),
+                        None if own[number] is None else weights[number].cpu().numpy(),
+                    )
+        return predictions
 
-    def accuracy(self, model: ClientModel, client: int) -> float:
-        """The accuracy of one client, whose state is loaded into ``model``."""
+    def predict(self, model: ClientModel, client: int) -> Predictions:
+        """The predictions of one client, whose state is loaded into ``model``."""
         fed = self.federation
         data, split = fed.data, fed.config.eval.split
         kept = self._private(client)
         if not self.common:
-            accuracy, diverged = fed.client(client, self.store).score(model, self._received, kept, self.phases)
+            predictions, diverged = fed.client(client, self.store).predict(model, self._received, kept, self.phases)
             if diverged:
                 self.on_divergence(client, self.round)
-            assert accuracy is not None, "it has test samples"
-            return accuracy
+            assert predictions is not None, "it has test samples"
+            return predictions
         model.space.pack(fed.method.client_state(self.state.row, kept), model.row)
         index, features = data.indices(split, client), self.common[data.lacking(client)]
         logits = [model.from_features(features[part]).logits for part in torch.split(index, TEST_CHUNK)]
-        return weighted_mean(torch.cat(logits).argmax(1) == data.labels(split)[index], data.weights(split, client))
+        return Predictions.of(torch.cat(logits), data.labels(split)[index], data.weights(split, client))
 
     def _private(self, client: int) -> Private:
         return self.federation.client(client, self.store).private(self.last.get(client), self.federation.initial)

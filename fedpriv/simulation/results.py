@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,11 @@ from fedpriv import plots
 from fedpriv.defenses.noise import SNR
 from fedpriv.evaluation.chance import at_chance
 from fedpriv.evaluation.probe_during_run import PROBE
-from fedpriv.evaluation.protocols import PROTOCOLS, mean_per_client
+from fedpriv.evaluation.protocols import PROTOCOLS, mean_per_client, score_summaries
 from fedpriv.files import save_json, save_tensors
+from fedpriv.models.net import ROLES
 from fedpriv.plots.confusion import confusion_report, draw_confusion
+from fedpriv.scores.catalogue import ACCURACY, score_named
 from fedpriv.server.rounds import Server
 from fedpriv.storage.payloads import PayloadStore
 from fedpriv.storage.records import merged_clients
@@ -46,20 +49,22 @@ def write_results(
     config, records, method = agreement.config, folder.records(), agreement.method
     last = method.averaged_rounds
     protocols = {name: protocol(records, last) for name, protocol in PROTOCOLS.items()}
+    scores, metric = score_summaries(records, last), score_named(config.eval.metric or ACCURACY.name)
     per_client, last_updates = mean_per_client(records, last), _last_updates(server, records)
     payloads, only_answer = PayloadStore.of(folder), None
     with folder.writing("the results"):
-        if method.shared_names:
+        if method.server_names:
             folder.weights.mkdir(exist_ok=True)
-            shared = agreement.space.unpack(server.state.row, method.shared_names)
-            constants = {name: tensor for name, tensor in agreement.constants.items() if name.partition(".")[0] in method.shared}
-            save_tensors(folder.weights / "server.safetensors", {**shared, **constants})
+            trained = agreement.space.unpack(server.state.row, method.server_names)
+            roles = ROLES if method.pools else method.shared
+            constants = {name: tensor for name, tensor in agreement.constants.items() if name.partition(".")[0] in roles}
+            save_tensors(folder.weights / "server.safetensors", {**trained, **constants})
         if server.canaries is not None:
             save_tensors(folder.canaries_file, server.canaries.tensors())
         folder.plots.mkdir(exist_ok=True)
-        plots.learning_curve(records, folder.plots / "learning_curve.png")
-        if per_client:
-            plots.per_client_accuracy(per_client, folder.plots / "per_client_accuracy.png")
+        plots.learning_curve(records, folder.plots / "learning_curve.png", metric)
+        if metric.name in scores and scores[metric.name].mean is not None:
+            plots.per_client_score(scores[metric.name].per_client, folder.plots / f"per_client_{metric.name}.png", metric)
         if confusion is not None and "global_accuracy" in records[-1]["metrics"]:  # the last round is always evaluated
             counts, classes = confusion()
             only_answer = _only_answer(counts, classes)
@@ -78,6 +83,8 @@ def write_results(
             "rounds": progress.round,
             "accuracy": protocols["last_rounds_client_mean"],
             "accuracy_per_client": per_client,
+            "metric": metric.name,
+            "scores": {name: asdict(score) for name, score in scores.items()},
             **_chance(protocols["last_rounds_client_mean"], chance),
             **({} if only_answer is None else {"only_answer": only_answer}),
             **_probed(records),

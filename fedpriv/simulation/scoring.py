@@ -9,22 +9,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedpriv.client.client import weighted_mean
 from fedpriv.client.model import CHUNK
 from fedpriv.client.store import ClientStore
 from fedpriv.data.federated import Whole
 from fedpriv.evaluation.probe_during_run import Prober
-from fedpriv.evaluation.protocols import client_summary, confusion_of, global_summary, mean
+from fedpriv.evaluation.protocols import by_client, confusion_of, global_summary, mean
 from fedpriv.methods.base import Phase, ServerState, phase
 from fedpriv.models.net import AFTER_ENCODER
 from fedpriv.samples import Modality, without
+from fedpriv.scores.computing import scored
+from fedpriv.scores.predictions import Predictions, pooled
+from fedpriv.server.clients import Evaluation
 from fedpriv.simulation.local_tests import LocalTests
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.vectorized.batched_models import BatchedModels
 from fedpriv.wire.coding import Upload
 
 if TYPE_CHECKING:
-    from fedpriv.evaluation.protocols import Confusion
+    from fedpriv.evaluation.protocols import Confusion, PerClient
+    from fedpriv.scores.catalogue import Scores
 
 ALONE: Mapping[Modality, str] = {"text": "images_alone", "image": "texts_alone"}
 """Missing modality -> what is left of image-text pairs."""
@@ -49,6 +52,8 @@ class AllClientsScorer:
         self.resident, self.data, self.method = federation.resident, federation.data, federation.method
         clients, self.split = range(federation.config.data.clients), federation.config.eval.split
         self.sizes = [len(self.data.indices(self.split, client)) for client in clients]
+        self._tested = [client for client, size in enumerate(self.sizes) if size]
+        self._classes = len(federation.dataset.classes)
         # If clients are tested on all test samples of their classes, they share samples, and are weighted by their training
         # samples.
         whole = self.split == "test" and federation.data.partition.test_weights is not None
@@ -58,56 +63,68 @@ class AllClientsScorer:
         self._confusion: Confusion | None = None  # of the last evaluation
         self.untested: Mapping[int, str] = {}
 
-    def score(
-        self, server: ServerState, last: Mapping[int, int], round: int, uploads: Sequence[Upload] = ()
-    ) -> tuple[dict[str, float], list[float | None] | None]:
-        """Metrics of the state, and each client's accuracy (``None``: no test data); no list: the method learns without labels.
+    def score(self, server: ServerState, last: Mapping[int, int], round: int, uploads: Sequence[Upload] = ()) -> Evaluation:
+        """Metrics of the state, and each client's scores; of a method that learns without labels, at most a probe's.
 
-        The ``global_...`` metrics are of the server's model on the server's test set. There are none if the server holds no
-        complete model, or if clients are scored on validation data. Of image-text pairs, two more are of the images, and of the
+        Of each score there are the summaries over the clients, and ``..._pooled``, that of all clients' predictions together. The
+        ``global_...`` metrics are of the server's model on the server's test set. There are none if the server holds no complete
+        model, or if clients are scored on validation data. Of image-text pairs, two more are of the images, and of the
         texts, of that test set alone; a client is tested on the modalities that it has. ``accuracy_fresh_head``, in the last
         round, is the mean accuracy after ``eval.fresh_head`` more epochs of each head. With ``eval.before_merge``, two metrics
         are means over the uploaded models, as the server reads them.
         """
         if not self.method.objective.labels:
-            return self._probe(server), None
+            return Evaluation(self._probe(server))
         phases = self.method.adaptation(round)
         same_model = not phases and not self.method.tested_names  # every client is tested with the server's model as it is
         metrics: dict[str, float] = {}
-        correct: dict[Modality | None, Tensor] = {}  # of the global model on all samples, by the modality that clients lack
+        common: dict[Modality | None, Predictions] = {}  # of the global model on all samples, by the modality that clients lack
         if self.method.has_global_model:
             self.resident.row.copy_(server.row)
             if self.split == "test":
-                scores, labels = self._global("server")
-                predicted = scores.argmax(1)
-                correct[None] = predicted == labels
-                self._confusion = _confusion(predicted, labels, scores.shape[1])
-                metrics["test_loss"] = float(F.cross_entropy(scores, labels))
-                metrics["global_accuracy"] = float(correct[None].double().mean())
+                logits, labels = self._global("server")
+                common[None] = Predictions.of(logits, labels)
+                self._confusion = confusion_of(common[None].labels, common[None].predicted, self._classes)
+                metrics["test_loss"] = float(F.cross_entropy(logits, labels))
+                metrics |= {f"global_{name}": value for name, value in scored([common[None]], self._classes)[0].items()}
                 metrics |= global_summary(self._confusion)
                 for missing, name in ALONE.items() if self.data.are_pairs else ():
-                    correct[missing] = self._correct("server", missing)
-                    metrics[f"global_accuracy_{name}"] = float(correct[missing].double().mean())
+                    common[missing] = self._predict("server", missing)
+                    metrics[f"global_accuracy_{name}"] = common[missing].accuracy
                 for name, row in self.method.aggregation.extra_models(server.row, server.memory).items():
                     self.resident.row.copy_(row)
                     self.resident.space.renew_spectral_norms(self.resident.row)
-                    metrics[f"global_accuracy_{name}"] = float(self._correct("server").double().mean())
+                    metrics[f"global_accuracy_{name}"] = self._predict("server").accuracy
                     self.resident.row.copy_(server.row)
             if self.split != "test" or not self.data.clients_share_the_server_test_set:
-                correct = {}
-            for lacking in self._lacking - correct.keys() if same_model else ():
-                correct[lacking] = self._correct(self.split, lacking)
-        if correct and same_model:
-            accuracies = [self._share_of(correct[self.data.lacking(client)], client) for client in range(len(self.sizes))]
+                common = {}
+            for lacking in self._lacking - common.keys() if same_model else ():
+                common[lacking] = self._predict(self.split, lacking)
+        if common and same_model:
+            predictions = {client: self._share_of(common[self.data.lacking(client)], client) for client in self._tested}
         else:
-            accuracies = self._each(server, last, round, phases)
+            predictions = self._each(server, last, round, phases)
         config = self.federation.config
         if config.eval.fresh_head and round == config.train.rounds:
             fresh = phase(*AFTER_ENCODER, epochs=config.eval.fresh_head)
-            metrics["accuracy_fresh_head"] = mean(self._each(server, last, round, [fresh])) or 0.0
+            tested = self._each(server, last, round, [fresh])
+            metrics["accuracy_fresh_head"] = mean([tested[client].accuracy for client in self._tested]) or 0.0
         if config.eval.before_merge and uploads:
             metrics |= self._before_merge(server, uploads)
-        return {**client_summary(accuracies, self._weights), **metrics, **self._probe(server)}, accuracies
+        summaries, per_client = self._by_client(predictions)
+        return Evaluation({**summaries, **metrics, **self._probe(server)}, per_client)
+
+    def _by_client(self, predictions: Mapping[int, Predictions]) -> tuple[dict[str, float], PerClient]:
+        """The scores of the clients' predictions: their summaries with those of all predictions together, and each client's."""
+        clients = [predictions[client] for client in self._tested]
+        scores: list[Scores | None] = [None] * len(self.sizes)
+        for client, values in zip(self._tested, scored(clients, self._classes), strict=True):
+            scores[client] = values
+        summaries, per_client = by_client(scores, self._weights)
+        if clients:
+            together = pooled(clients, [self._weights[client] for client in self._tested])
+            summaries |= {f"{name}_pooled": value for name, value in scored([together], self._classes)[0].items()}
+        return summaries, per_client
 
     def confusion(self, server: ServerState) -> Confusion:
         """Confusion matrix ``(C, C)`` of the server's model on the server's test set, a row per true class.
@@ -116,11 +133,12 @@ class AllClientsScorer:
         """
         if self._confusion is None:
             self.resident.row.copy_(server.row)
-            scores, labels = self._global("server")
-            self._confusion = _confusion(scores.argmax(1), labels, scores.shape[1])
+            predictions = self._predict("server")
+            self._confusion = confusion_of(predictions.labels, predictions.predicted, self._classes)
         return self._confusion
 
-    def _each(self, server: ServerState, last: Mapping[int, int], round: int, phases: Sequence[Phase]) -> list[float | None]:
+    def _each(self, server: ServerState, last: Mapping[int, int], round: int, phases: Sequence[Phase]) -> dict[int, Predictions]:
+        """The predictions of each client's own model on its test samples, by client."""
         encoder = set(self.resident.space.select(["encoder"]))
         common: dict[Modality | None, Tensor] = {}
         if not phases and encoder <= set(self.method.shared_names) and not encoder & set(self.method.tested_names):
@@ -129,17 +147,15 @@ class AllClientsScorer:
                 chunks = (without(chunk, lacking) for chunk in self.data.chunks(self.split, CHUNK))
                 common[lacking] = torch.cat([self.resident.features(chunk) for chunk in chunks])
         tests = LocalTests(self.federation, self.store, server, last, round, phases, common, self.on_divergence)
-        tested, choice = [client for client, size in enumerate(self.sizes) if size], self.federation.choice
+        choice = self.federation.choice
         if choice is None or choice.together is None:
-            accuracies = tests.one_by_one(tested)
-        elif common:
-            accuracies = tests.heads(tested, choice.together[0])
-        else:
-            if self._models is None:
-                form, size = choice.together
-                self._models = BatchedModels(form, self.resident.space, size, self.resident.row)
-            accuracies = tests.together(tested, self._models)
-        return [accuracies.get(client) for client in range(len(self.sizes))]
+            return tests.one_by_one(self._tested)
+        if common:
+            return tests.heads(self._tested, choice.together[0])
+        if self._models is None:
+            form, size = choice.together
+            self._models = BatchedModels(form, self.resident.space, size, self.resident.row)
+        return tests.together(self._tested, self._models)
 
     def _before_merge(self, server: ServerState, uploads: Sequence[Upload]) -> dict[str, float]:
         """Mean accuracies of the uploaded models; tensors that an upload lacks (masked layers) are the server's."""
@@ -152,21 +168,20 @@ class AllClientsScorer:
             row, lacking = server.row.cpu().clone(), self.data.lacking(client)
             upload.copy_into(row, spans)
             self.resident.row.copy_(row)
-            correct = None
+            predictions = None
             if self.split == "test":
-                correct = self._correct("server")
-                on_server_set.append(float(correct.double().mean()))
-            if correct is None or lacking or not self.data.clients_share_the_server_test_set:
-                correct = self._correct(self.split, lacking)
-            local.append(self._share_of(correct, client))
+                predictions = self._predict("server")
+                on_server_set.append(predictions.accuracy)
+            if predictions is None or lacking or not self.data.clients_share_the_server_test_set:
+                predictions = self._predict(self.split, lacking)
+            local.append(self._share_of(predictions, client).accuracy if self.sizes[client] else None)
         self.resident.row.copy_(server.row)
         means = {"accuracy_before_merge": mean(local), "global_accuracy_before_merge": mean(on_server_set)}
         return {name: value for name, value in means.items() if value is not None}
 
-    def _correct(self, pool: Whole, lacking: Modality | None = None) -> Tensor:
-        """Whether the resident model classifies each sample ``(N,)`` of a pool correctly, without a modality."""
-        scores, labels = self._global(pool, lacking)
-        return scores.argmax(1) == labels
+    def _predict(self, pool: Whole, lacking: Modality | None = None) -> Predictions:
+        """The predictions of the resident model on all samples of a pool, without a modality."""
+        return Predictions.of(*self._global(pool, lacking))
 
     def _global(self, pool: Whole, lacking: Modality | None = None) -> tuple[Tensor, Tensor]:
         """Logits ``(N, C)`` of the resident model on all samples of a pool, without a modality, and their labels ``(N,)``."""
@@ -177,11 +192,6 @@ class AllClientsScorer:
     def _probe(self, server: ServerState) -> dict[str, float]:
         return self.prober(server.row) if self.prober else {}
 
-    def _share_of(self, correct: Tensor, client: int) -> float | None:
-        index = self.data.indices(self.split, client)
-        return weighted_mean(correct[index], self.data.weights(self.split, client)) if len(index) else None
-
-
-def _confusion(predicted: Tensor, labels: Tensor, classes: int) -> Confusion:
-    """The confusion matrix ``(C, C)`` of predicted and true classes ``(N,)``."""
-    return confusion_of(labels.cpu().numpy(), predicted.cpu().numpy(), classes)
+    def _share_of(self, predictions: Predictions, client: int) -> Predictions:
+        """Of predictions on a whole pool, those on the client's samples."""
+        return predictions.at(self.data.indices(self.split, client), self.data.weights(self.split, client))

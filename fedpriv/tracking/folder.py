@@ -65,6 +65,17 @@ class _Model(_Form):
     classes: list[str]
 
 
+class _Score(_Form):
+    mean: float | None
+    weighted: float | None
+    worst_tenth: float | None
+    best: float | None
+    std: float | None
+    pooled: float | None
+    on_server: float | None
+    per_client: list[float | None]
+
+
 class _Summary(_Form):
     """``summary.json``."""
 
@@ -72,6 +83,7 @@ class _Summary(_Form):
     accuracy: float | None
     accuracy_per_client: list[float | None]
     protocols: dict[str, Any]
+    scores: dict[str, _Score] = {}
     bytes_up: float
     bytes_down: float
     seconds: float

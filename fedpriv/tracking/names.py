@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpriv.config import RunConfig
 from fedpriv.evaluation.protocols import best, worst_tenth
+from fedpriv.scores.catalogue import ACCURACY, SCORES
 from fedpriv.storage.records import Record
 from fedpriv.tracking.folder import flatten
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 SECTIONS = {
-    "accuracy": "accuracy/mean",
+    **{score: f"{score}/mean" for score in SCORES},
     "bytes_up": "bytes/up",
     "bytes_down": "bytes/down",
     "total_bytes_up": "bytes/total_up",
@@ -38,9 +39,11 @@ _ELSEWHERE = ("run_dir", "tracking", "plugins", "executor", "wire.transforms", "
 """Config keys that are no parameters: where records go, how clients are run, and what :func:`defence` describes."""
 _NOT_COMPARED = (
     "seed", "rounds", "averaged_rounds", "tested_from", "payloads.files", "protocols.last_rounds_client_mean",
-    "protocols.worst_tenth", "protocols.best_client",
+    "protocols.worst_tenth", "protocols.best_client", "scores.accuracy.mean", "scores.accuracy.worst_tenth",
+    "scores.accuracy.best",
 )  # fmt: skip
 """Numbers of a summary that need no chart: bookkeeping, and duplicates."""
+_SUMMARY = re.compile(rf"^({'|'.join(SCORES)})_")
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "interrupted": "KILLED", "killed": "KILLED", "failed": "FAILED"}
 
 
@@ -117,11 +120,12 @@ def probe_values(row: dict[str, Any]) -> dict[str, float]:
 
 
 def _section(key: str) -> str:
-    return SECTIONS.get(key) or re.sub(r"^accuracy_", "accuracy/", key)
+    return SECTIONS.get(key) or _SUMMARY.sub(r"\1/", key)
 
 
 def _add_spread(values: dict[str, float], name: str, per_client: list[float | None]) -> None:
-    for statistic, value in (("worst_tenth", worst_tenth(per_client)), ("best", best(per_client))):
+    score = SCORES.get(name, ACCURACY)
+    for statistic, value in (("worst_tenth", worst_tenth(per_client, score)), ("best", best(per_client, score))):
         if value is not None:
             values.setdefault(f"{name}_{statistic}", value)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedpriv.wire.message import Payload, Refused
 from fedpriv.wire.sealing import Sealed, seal
 
-_LOSS, _ACCURACY, _SPENT, _NUMBER = "loss", "accuracy", "spent", "number/"
+_LOSS, _SCORE, _SPENT, _NUMBER = "loss", "score/", "spent", "number/"
 _KEEPS, _DIVERGED, _UNTRAINED = _FLAGS = "keeps", "diverged", "untrained"
 
 LARGEST = 2.0**128
@@ -33,7 +33,7 @@ class Report:
     Attributes:
         num_examples: training samples (of a test: test samples).
         loss: mean training loss of the last local epoch, in nats; ``None``: it took no step.
-        accuracy: of a test, in [0, 1].
+        scores: of a test, by name.
         keeps: whether it keeps a private state of this local update.
         diverged: its loss or its weights are not finite, so there is no upload.
         untrained: it took no step, as all its batches are too small, so there is no upload.
@@ -45,25 +45,23 @@ class Report:
     client: int
     num_examples: int
     loss: float | None = None
-    accuracy: float | None = None
     keeps: bool = False
     diverged: bool = False
     untrained: bool = False
     spent: Sequence[Charge] = ()
     numbers: Mapping[str, float] = field(default_factory=dict)
+    scores: Mapping[str, float] = field(default_factory=dict)
 
     def seal(self) -> Sealed:
         """The report as a message; its numbers are float64 scalars."""
-        tensors: dict[str, Tensor] = {}
-        for name, value in ((_LOSS, self.loss), (_ACCURACY, self.accuracy)):
-            if value is not None:
-                tensors[name] = _scalar(value)
+        tensors: dict[str, Tensor] = {} if self.loss is None else {_LOSS: _scalar(self.loss)}
         for name, holds in zip(_FLAGS, (self.keeps, self.diverged, self.untrained), strict=True):
             if holds:
                 tensors[name] = torch.tensor(True)
         if self.spent:
             tensors[_SPENT] = torch.tensor(self.spent, dtype=torch.float64)
-        tensors |= {_NUMBER + name: _scalar(value) for name, value in self.numbers.items()}
+        for prefix, values in ((_NUMBER, self.numbers), (_SCORE, self.scores)):
+            tensors |= {prefix + name: _scalar(value) for name, value in values.items()}
         return seal(Payload(tensors, self.round, self.client, "report", self.num_examples))
 
     @classmethod
@@ -76,7 +74,7 @@ class Report:
         if sealed.kind != "report" or sealed.client is None or sealed.num_examples is None or sealed.transforms:
             raise Refused("it is not a report")
         for name, (code, shape) in sealed.schema.items():
-            known = name in (_LOSS, _ACCURACY) or name.startswith(_NUMBER)
+            known = name == _LOSS or name.startswith((_NUMBER, _SCORE))
             right = ("F64", ()) if known else ("BOOL", ()) if name in _FLAGS else None
             if name == _SPENT and code == "F64" and shape[1:] == (2,):
                 continue
@@ -96,12 +94,12 @@ class Report:
             sealed.client,
             sealed.num_examples,
             values.get(_LOSS),
-            values.get(_ACCURACY),
             bool(values.get(_KEEPS, False)),
             bool(values.get(_DIVERGED, False)),
             bool(values.get(_UNTRAINED, False)),
             [(rate, int(steps)) for rate, steps in charges],
-            {name.removeprefix(_NUMBER): value for name, value in values.items() if name.startswith(_NUMBER)},
+            _with_prefix(_NUMBER, values),
+            _with_prefix(_SCORE, values),
         )
 
 
@@ -117,6 +115,10 @@ class Answer:
     client: int
     upload: Sealed | None
     report: Sealed
+
+
+def _with_prefix(prefix: str, values: Mapping[str, float]) -> dict[str, float]:
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
 def _scalar(value: float) -> Tensor:

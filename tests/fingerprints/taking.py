@@ -30,6 +30,8 @@ Fingerprint = dict[str, Any]
 
 TEXTS = "texts.csv"
 """A ``data.name`` that stands for a small file of texts, written for the run."""
+BESIDE = ("balanced_accuracy", "f1_macro", "roc_auc", "average_precision", "recall", "brier", "calibration_error")
+"""Scores that records have got since fingerprints are stored; they are functions of what is compared."""
 HASHES = ("server", "clients", "wire", "records")
 """The parts of a fingerprint that are hashes, which differ between machines."""
 
@@ -96,9 +98,15 @@ def _fingerprint(run: Path) -> Fingerprint:
 
 
 def _timeless(record: Mapping[str, Any]) -> dict[str, Any]:
-    metrics = {name: value for name, value in record["metrics"].items() if name != "seconds"}
+    metrics = {name: value for name, value in record["metrics"].items() if name != "seconds" and not _is_beside(name)}
     kept = {name: value for name, value in record.items() if name not in ("payloads", "sha256")}  # checksums, also of the time
-    return {**kept, "metrics": metrics, "time_ms": None}
+    per_client = {name: values for name, values in record["per_client"].items() if not _is_beside(name)}
+    return {**kept, "metrics": metrics, "per_client": per_client, "time_ms": None}
+
+
+def _is_beside(name: str) -> bool:
+    of_server = name.removeprefix("global_") in BESIDE and name != "global_f1_macro"
+    return of_server or name == "accuracy_pooled" or name.startswith(BESIDE)
 
 
 def _model(server: Path) -> Tensor:

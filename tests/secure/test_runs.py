@@ -283,7 +283,7 @@ def test_a_table_with_too_few_rows_costs_no_other_client_its_part(tmp_path: Path
     lost = short if step == "letters" else []
     assert sorted(RunFolder.open(folder).records()[1]["summed"]) == sorted(set(participants(folder)) - set(lost))
     (warning,) = of_rounds(warnings)
-    assert f"what client {short[0]} sent for the sum is refused: its {step} have no row" in warning
+    assert f"what client {short[0]} sent for the sum is refused: its message of kind {step} has no row" in warning
 
 
 def participants(folder: Path) -> list[int]:

@@ -106,5 +106,5 @@ def test_an_upload_beside_such_a_report_is_refused(simulate: Simulate) -> None:
     assert Report.of(report.seal()).untrained and not Report.of(replace(report, untrained=False).seal()).untrained
     arrivals = Arrivals(agreement, 1, [0], {})
     upload = seal(Payload(agreement.space.unpack(agreement.initial), 1, 0, num_examples=40))
-    with pytest.raises(Refused, match="it uploads although it took no step"):
+    with pytest.raises(Refused, match="it uploads, but it took no step"):
         arrivals.take(Answer(0, upload, report.seal()))

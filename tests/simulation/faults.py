@@ -179,7 +179,7 @@ def quick() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(plain_yaml, "load", lambda text: deepcopy(read(text))))
         stack.enter_context(patch.object(setup, "load_data", cache(setup.load_data)))
-        for name in ("plots.learning_curve", "plots.per_client_accuracy", "simulation.results.draw_confusion"):
+        for name in ("plots.learning_curve", "plots.per_client_score", "simulation.results.draw_confusion"):
             stack.enter_context(patch(f"fedpriv.{name}", draw))
         yield
 

@@ -10,10 +10,12 @@ import pytest
 from torch import nn
 
 from fedpriv.client import client as client_module
-from fedpriv.client.client import Client, weighted_mean
+from fedpriv.client.client import Client
 from fedpriv.config import load_config
 from fedpriv.data.partitions.partition import Partition
 from fedpriv.models.registry import Shape, register_model
+from fedpriv.scores.predictions import weighted_mean
+from fedpriv.server.clients import Evaluation
 from fedpriv.simulation import local_tests
 from fedpriv.simulation.local_tests import LocalTests
 from fedpriv.simulation.setup import build
@@ -87,7 +89,7 @@ def played(tmp_path: Path) -> Make:
     return make
 
 
-def scored(simulation: Simulation, together: bool) -> tuple[dict[str, float], list[float | None]]:
+def scored(simulation: Simulation, together: bool) -> Evaluation:
     """What the scorer says of the last round, with all clients together or one after another."""
     choice = simulation.federation.choice
     assert choice is not None and choice.form is not None
@@ -99,14 +101,17 @@ def scored(simulation: Simulation, together: bool) -> tuple[dict[str, float], li
 
 
 def assert_same(simulation: Simulation, monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
-    metrics, alone = scored(simulation, together=False)
+    alone = scored(simulation, together=False)
     monkeypatch.delattr(LocalTests, "one_by_one")
-    same, together = scored(simulation, together=True)
-    assert [accuracy is None for accuracy in alone] == [client in (0, 5, 12) for client in range(13)]
-    assert together == pytest.approx(alone, abs=1e-12)
-    assert same == pytest.approx(metrics, abs=1e-12)
-    assert len(set(alone)) > 3
-    return together
+    together = scored(simulation, together=True)
+    assert alone.per_client is not None and together.per_client is not None
+    assert together.per_client.keys() == alone.per_client.keys() >= {"accuracy", "balanced_accuracy", "f1_macro"}
+    for name, values in alone.per_client.items():
+        assert [value is None for value in values] == [client in (0, 5, 12) for client in range(13)], name
+        assert together.per_client[name] == pytest.approx(values, abs=1e-12), name
+        assert len(set(values)) > 3, name
+    assert together.metrics == pytest.approx(alone.metrics, abs=1e-12)
+    return together.per_client["accuracy"]
 
 
 @pytest.mark.parametrize(

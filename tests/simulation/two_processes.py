@@ -82,9 +82,9 @@ def serve(runs: Sequence[tuple[Path, Path]]) -> None:
 
 def conduct(pipe: Frames, path: Path, folder: Path) -> None:
     """The server's half of a run."""
-    from fedpriv.evaluation.protocols import client_summary
+    from fedpriv.evaluation.protocols import by_client
     from fedpriv.methods.base import ServerState
-    from fedpriv.server.clients import Clients, Instruction
+    from fedpriv.server.clients import Clients, Evaluation, Instruction
     from fedpriv.server.rounds import Server
     from fedpriv.storage.run_folder import RunFolder
     from fedpriv.wire import Payload, seal
@@ -121,15 +121,12 @@ def conduct(pipe: Frames, path: Path, folder: Path) -> None:
     class ByMessages:
         untested: Mapping[int, str] = {}
 
-        def score(
-            self, server: ServerState, last: Mapping[int, int], round: int, uploads: Sequence[Any] = ()
-        ) -> tuple[Mapping[str, float], list[float | None]]:
+        def score(self, server: ServerState, last: Mapping[int, int], round: int, uploads: Sequence[Any] = ()) -> Evaluation:
             message = seal(Payload(agreement.space.unpack(server.row, agreement.method.shared_names), round))
             reports = [
                 Report.of(answer.report) for answer in clients.test(Instruction(round, range(config.data.clients), message, last))
             ]
-            accuracies = [report.accuracy for report in reports]
-            return client_summary(accuracies, [report.num_examples for report in reports]), accuracies
+            return Evaluation(*by_client([report.scores for report in reports], [report.num_examples for report in reports]))
 
     facts, _ = pipe.receive()
     agreement, _ = terms(config, facts.pop("shape"), Declared(**facts))

@@ -8,8 +8,8 @@ import pytest
 from fake_runs import line
 from PIL import Image
 
-from fedpriv.plots import PALETTE, client_gains, compare_curves, learning_curve, per_client_accuracy
-from fedpriv.plots.curves import _look, draw_accuracy
+from fedpriv.plots import PALETTE, client_gains, compare_curves, learning_curve, per_client_score
+from fedpriv.plots.curves import _look, draw_score
 from fedpriv.tracking import Record
 from tests.marks import quick_first
 
@@ -40,7 +40,7 @@ def test_learning_curve_of_a_diverged_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("accuracies", [[], [None], [0.5], [0.1 * i for i in range(10)] + [None], [0.7] * 500])
 def test_per_client_accuracy(tmp_path: Path, accuracies: list[float | None]) -> None:
-    per_client_accuracy(accuracies, tmp_path / "clients.png")
+    per_client_score(accuracies, tmp_path / "clients.png")
     assert drawn(tmp_path / "clients.png")
 
 
@@ -65,7 +65,7 @@ def test_ticks_are_told_apart() -> None:
     near = records(3)
     for number, record in enumerate(near):
         record["metrics"]["accuracy"] = 0.12 + 0.01 * number
-    draw_accuracy(axes, near)
+    draw_score(axes, near)
     axes.figure.canvas.draw()
     texts = [text.get_text() for text in axes.get_yticklabels()]
     assert len(set(texts)) == len(texts) > 3

@@ -65,8 +65,9 @@ def bias_label(observation: Observation) -> int:
 def present_classes(observation: Observation) -> Tensor:
     """``(C,)`` bool: classes whose bias gradient is negative.
 
-    Without noise each of them is in the batch, since the bias gradient of an absent class is a mean of probabilities. Others may
-    be in it, too, where the model is already confident. Of a single sample, the class with the smallest gradient.
+    Without noise each of them is in the batch, since the bias gradient of an absent class is a mean of probabilities. Other
+    classes may be in the batch, too, where the model is already confident. Of a single sample, the class with the smallest
+    gradient.
     """
     layer, bias = output_layer(as_gradient(observation)), _bias(observation)
     return _negative(bias, layer.error, observation.num_examples)
@@ -97,9 +98,10 @@ def row_classes(observation: Observation, samples: Samples | None = None) -> Ten
 def _negative(values: Tensor, error: float, n: int | None) -> Tensor:
     """``(C,)`` bool: which of the values ``(C,)`` are negative; of a single sample, the smallest.
 
-    Under noise of deviation s (``error``) a class counts as present if this is likelier than that noise made its value negative.
-    Absent classes lie around the median m of the positive values, present ones anywhere within a range R down to the lowest. So
-    the classes below ``m - s sqrt(2 log(R / (s sqrt(2 pi))))`` are present, or those below 0 if this is positive.
+    Under noise of deviation s (``error``) a class counts as present if a present class explains its value better than an absent
+    class with noise. Absent classes lie around the median m of the positive values, present ones anywhere within a range R down
+    to the lowest. So the classes below ``m - s sqrt(2 log(R / (s sqrt(2 pi))))`` are present, or those below 0 if this is
+    positive.
     """
     if n == 1:
         return torch.arange(len(values), device=values.device) == values.argmin()
@@ -148,7 +150,7 @@ def embedding_counts(observation: Observation, mean_probability: Tensor | None =
     of_bias = torch.zeros_like(gradient)
     of_bias[:, -1] = 1
     path = path_of(observation, layer)
-    if seen.altered.rescaled:  # the factor is that of the predictions at the start
+    if seen.altered.rescaled:  # the unknown factor is estimated from the predictions at the start, so only the start is used
         path = replace(path, until=0.0)
     shares = class_shares(path, gradient, of_bias, lambda t: embeddings, torch.arange(len(bias)), sums_to_one=True)
     return to_counts(shares, _examples(observation))

@@ -119,7 +119,8 @@ def observe(
     initial_top: nn.Module | None = None,
     noise: Callable[[str, Tensor], Tensor] | None = None,
 ) -> Observation:
-    """The observation of one gradient step on ``images`` ``(n, C, H, W)`` in [0, 1]: the gradient of the mean cross-entropy.
+    """The observation of one gradient step on ``images`` ``(n, C, H, W)`` in [0, 1], or on other samples such as rows ``(n, F)``: the
+    gradient of the mean cross-entropy.
 
     Args:
         labels: ``(n,)``.
@@ -130,7 +131,7 @@ def observe(
     threat = threat or ThreatModel()
     if threat.top not in ("unknown", "initial", "current"):
         raise ValueError(f"unknown threat model for the top: {threat.top}")
-    centre, spread = (torch.tensor(v, dtype=images.dtype).view(-1, 1, 1) for v in (mean, std))
+    centre, spread = (torch.tensor(v, dtype=images.dtype).view(-1, *[1] * (images.ndim - 2)) for v in (mean, std))
     parameters = dict(net.named_parameters())
     run = in_clients_mode(net)
     loss = F.cross_entropy(run((images - centre) / spread), labels)

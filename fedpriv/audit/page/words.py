@@ -11,6 +11,15 @@ READ = (
     "has do not count. ROUGE-L is the share of a sentence that was found in the right order. The random words beside each attack "
     "have the true lengths and the frequencies of public texts: an attack that does no better has found nothing."
 )
+READ_ROWS = (
+    "A cell of a row counts as recovered if its category is the true one, or its number lies within 0.319 standard deviations of "
+    "the true one (a quarter of normally distributed numbers lie so near to their mean); a row counts if all its cells do. The "
+    "rows of a message are matched to the true ones first. The guesses beside each attack are the mean and the most frequent "
+    "level of each column, and other rows, matched in the same way: an attack that does no better has found nothing."
+)
+RULES_OF_ROWS = (
+    "Of rows of a table, cells stand in the place of words, and inferred attributes in that of identified members."
+)
 SNR = (
     "The signal-to-noise ratio compares a layer's change in training with the noise that was added to it, as a mean over a "
     "round's participants. At 0 dB both are equally strong; each 10 dB less means ten times as much noise power. The ratio is "
@@ -66,6 +75,13 @@ NO_IMAGES = "No attack was mounted on messages of this run{because} So it is not
 FEW_IMAGES = "Some attacks could not be mounted{because}"
 NO_TEXTS = "No attack on texts was mounted on messages of this run{because}"
 FEW_TEXTS = "Clients with a single text were not simulated{because}"
+NO_ROWS = "No attack on rows was mounted on messages of this run{because} So it is not known what an attack would recover."
+FEW_ROWS = "Some attacks could not be mounted{because}"
+ATTRIBUTES = (
+    "Of rows that a client trained on, one column is hidden at a time. The attacker completes each row with each value (of numbers, "
+    "the medians of ranges) and compares the completed rows’ gradients with the message. What the other columns tell is a "
+    "logistic regression on other clients’ rows, without a message: only the difference is due to the message."
+)
 KNOWN = "What each attacker was assumed to know"
 LOSSES = "Every attack has its own loss, so curves of different attacks are not comparable."
 CENTER_PICTURE = (
@@ -74,6 +90,8 @@ CENTER_PICTURE = (
 MEASURES = {
     "images": "images recovered",
     "texts": "texts recovered word by word",
+    "rows": "rows right in every cell",
+    "cells": "cells of rows that are right",
     "label sets": "sets of classes found exactly",
     "membership": "membership AUC (0.5: guessing)",
 }

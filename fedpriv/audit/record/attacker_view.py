@@ -98,6 +98,7 @@ class AttackerView:
             schedule=None if schedule is None else schedule.renamed(victim.names),
             statistics={n: t for n, t in message.uploaded.items() if n.startswith(STATISTIC)},
             text=text,
+            encoding=record.encoding,
             altered=self._altered(message).renamed(victim.names) if sends_change else UNALTERED,
             loss=None if (objective := method.objective).labels else f"{objective.name}, which looks at no label",
             zero_gradient_change=decayed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -80,6 +80,11 @@ class Partition:
     def repeated(self) -> int:
         """How many different training samples are held more than once, by several clients or by one."""
         return int((np.unique(_flat(self.train), return_counts=True)[1] > 1).sum())
+
+    def pooled(self) -> Partition:
+        """The partition with all training samples at client 0, each once; clients keep their validation and test samples."""
+        nothing = np.zeros(0, np.int64)
+        return replace(self, train=[np.unique(_flat(self.train)), *(nothing for _ in range(self.clients - 1))])
 
     def counts(self, labels: NDArray[Any], classes: int, split: SplitName = "train") -> Indices:
         """``(n, C)``: number of images of each class per client in ``split``; ``labels`` are those of the indexed split."""

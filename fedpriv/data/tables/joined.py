@@ -66,11 +66,15 @@ class Joined:
 
         first = self.tables[0].features
         for name, table in zip(self.names, self.tables, strict=True):
-            if sorted(table.features) != sorted(first):
-                raise UsageError(
-                    f"{self.origin}: client {name} has the columns {', '.join(table.features)}, client {self.names[0]} "
-                    f"{', '.join(first)}; they must be the same"
-                )
+            for there, lacking, holder, lacker in (
+                (first, table.features, self.names[0], name),
+                (table.features, first, name, self.names[0]),
+            ):
+                if absent := [column for column in there if column not in lacking]:
+                    raise UsageError(
+                        f"{self.origin}: client {lacker} lacks the column {absent[0]!r} of client {holder}; its columns are: "
+                        f"{', '.join(lacking)}"
+                    )
             for column, kind in table.features.items():
                 both = (kind, first[column])
                 what = {datasets.ClassLabel: "other classes", **dict.fromkeys(array_types(), "arrays of other shapes or types")}
@@ -87,7 +91,26 @@ class Joined:
         try:
             return pa.concat_tables(parts, promote_options="permissive").column(name)
         except (pa.ArrowInvalid, pa.ArrowTypeError):
-            raise UsageError(f"column {name!r} has not the same type for all clients of {self.origin}") from None
+            raise UsageError(f"{self.origin}: {self._difference(name)}") from None
+
+    def _difference(self, name: str) -> str:
+        """A line on a column whose types cannot be brought to one."""
+        import pyarrow.types as kinds
+
+        columns = dict(zip(self.names, (table.column(name) for table in self.tables), strict=True))
+        texts = {client: values for client, values in columns.items() if kinds.is_string(values.type)}
+        numbers = [
+            client for client, values in columns.items() if kinds.is_integer(values.type) or kinds.is_floating(values.type)
+        ]
+        if not texts or not numbers:
+            types = ", ".join(f"{values.type} ({client})" for client, values in columns.items())
+            return f"column {name!r} has not the same type for all clients: {types}"
+        client, values = next(iter(texts.items()))
+        odd = next((value for value in values.to_pylist() if value and not _is_number(value)), values[0].as_py())
+        return (
+            f"column {name!r} holds numbers at client {numbers[0]}, and texts such as {odd!r} at client {client}; leave a cell "
+            "empty where a number is missing, or leave out the column (data.drop)"
+        )
 
     def written(self, name: str) -> pa.ChunkedArray | None:
         import pyarrow as pa
@@ -105,3 +128,11 @@ class Joined:
         """``(N,)`` the number of each row's client."""
         column = next(iter(self.features))
         return np.repeat(np.arange(len(self.tables)), [len(table.column(column)) for table in self.tables])
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

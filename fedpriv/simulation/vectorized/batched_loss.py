@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedpriv.client.learner import LocalBatch
 from fedpriv.errors import FedprivError
-from fedpriv.interfaces import Loss, Step, is_stackable
+from fedpriv.interfaces import CLASS_WEIGHTS, Loss, Step, is_stackable
 from fedpriv.models.net import Outputs
 from fedpriv.objectives.cross_entropy import mean_cross_entropy
 
@@ -103,7 +103,15 @@ class BatchedLoss:
         def losses_of(labels: Tensor, views: Sequence[Outputs], ready: Mapping[Field, Tensor]) -> Tensor:
             return self._loss(
                 Step(
-                    labels, views[0], names, first.received, first.trains, lambda name: _TeacherOutputs(name, ready), views, names
+                    labels,
+                    views[0],
+                    names,
+                    first.received,
+                    first.trains,
+                    lambda name: _TeacherOutputs(name, ready),
+                    views,
+                    names,
+                    first.memo.get(CLASS_WEIGHTS),
                 )
             )
 
@@ -134,6 +142,7 @@ class BatchedLoss:
                     lambda name: _TeacherOutputs(name, ready),
                     outputs,
                     names,
+                    first.memo.get(CLASS_WEIGHTS),  # the same for all clients
                 )
             )
 
