@@ -40,7 +40,6 @@ from fedpriv.audit.results import (
     ImageTarget,
     MeanColour,
     Part,
-    RowTarget,
     TextTargetResult,
     distinct,
 )

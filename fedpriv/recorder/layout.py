@@ -181,4 +181,5 @@ def _checked(validate: Callable[[], T]) -> T:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part not in ("Line", "End"))
-        raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{where}: {message}" if where else message) from None

@@ -45,11 +45,9 @@ def _as_declared(record: FolderRecord) -> tuple[str | None, str]:
         difference: Difference = compare_with_message(record, round, client)
     except CannotReplay as why:
         return None, f"local training was not done again: {why}"
-    figures = f"{difference.relative:.2g} of the change on {difference.tensor}, where two orders of the samples differ by "
-    figures += f"{difference.allowed:.2g}"
     if difference.agrees:
-        return None, f"local training is as the record declares: done again, it differs from {where} by {figures}"
+        return None, f"local training is as the record declares: done again, it differs from {where} {difference.sentence}"
     return (
-        f"local training is not as the record declares: done again, it differs from {where} by {figures}",
-        f"local training is not as declared: done again, it differs from {where} by {figures}",
+        f"local training is not as the record declares: done again, it differs from {where} {difference.sentence}",
+        f"local training is not as declared: done again, it differs from {where} {difference.sentence}",
     )

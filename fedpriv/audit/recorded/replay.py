@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +16,10 @@ from fedpriv.recorder.layout import Training
 
 ROUNDING = 1e-4
 """Largest relative difference of two computations of the same steps, in single precision."""
-APART = 3.0
-"""How many times further from a replay a message may be than another replay, whose batches are other ones."""
+REPLAYS = 4
+"""How often the training is done again, each time with the samples in another order."""
+APART = 2.0
+"""By which factor a message may lie outside of what the replays span: in its distance from them, and in its length."""
 
 
 class CannotReplay(Exception):
@@ -70,27 +73,46 @@ def trained(net: nn.Module, training: Training, inputs: Tensor, labels: Tensor, 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far a message is from what the declared training gives, relative to the change, on the tensor where that is largest.
+    """How far a message is from what the declared training gives, on the tensor where that is worst.
 
     Attributes:
-        allowed: how far two such trainings are from each other.
+        distance: from the nearest replay, relative to its change; ``spread``: the largest distance of two replays.
+        length: of the change, as a multiple of the replays' mean length; ``shortest``, ``longest``: those of the replays.
     """
 
     tensor: str
-    relative: float
-    allowed: float
+    distance: float
+    spread: float
+    length: float
+    shortest: float
+    longest: float
+
+    @property
+    def excess(self) -> float:
+        """How far it is outside of what the replays span; at most 1: it can be a message of the declared training."""
+        beyond = self.distance / max(APART * self.spread, ROUNDING)
+        longer, shorter = self.length / self.longest, self.shortest / max(self.length, 1e-12)
+        return max(beyond, *((ratio - ROUNDING) / APART if ratio > 1 + ROUNDING else 0.0 for ratio in (longer, shorter)))
 
     @property
     def agrees(self) -> bool:
         """Whether the message can be one of the declared training."""
-        return self.relative <= max(APART * self.allowed, ROUNDING)
+        return self.excess <= 1
+
+    @property
+    def sentence(self) -> str:
+        """The figures."""
+        return (
+            f"on {self.tensor} by {self.distance:.2g} of the change, and {self.length:.2g} times as long; orders of the samples "
+            f"differ by up to {self.spread:.2g}, and give lengths from {self.shortest:.2g} to {self.longest:.2g}"
+        )
 
 
 def compare_with_message(record: FolderRecord, round: int, client: int) -> Difference:
-    """Train a recorded client once more as it is declared, with its recorded samples, and compare its message.
+    """Train a recorded client again as it is declared, with its recorded samples, and compare its message.
 
-    The order of the samples is not known. So the training is done twice in different orders: the message may be further from a
-    replay than the two are from each other, but not by much.
+    The order of the samples is not known. So the training is done several times in different orders: the message may be further
+    from the replays than these are from each other, but not by much.
 
     Raises:
         CannotReplay: the record does not say how clients train, or the message lacks what it would be compared with.
@@ -102,15 +124,18 @@ def compare_with_message(record: FolderRecord, round: int, client: int) -> Diffe
     if message.num_examples not in (None, len(truth.labels)):
         raise CannotReplay(f"the client says it trained on {message.num_examples} samples, and {len(truth.labels)} were recorded")
     inputs = record.normalised(truth.images)
-    replays = [trained(update.model, record.facts.training, inputs, truth.labels, seed) for seed in (0, 1)]
-    before = dict(update.model.named_parameters())
+    replays = [trained(update.model, record.facts.training, inputs, truth.labels, seed) for seed in range(REPLAYS)]
+    before = {name: parameter.detach() for name, parameter in update.model.named_parameters()}
+    return max((_difference(name, update.sent.parameters[name], replays, before[name]) for name in update.sent.parameters),
+               key=lambda difference: difference.excess)  # fmt: skip
 
-    def relative(name: str, first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
-        scale = float((replays[0][name] - before[name].detach()).norm()) or 1.0
-        return float((first[name] - second[name]).norm()) / scale
 
-    differences = [
-        Difference(name, relative(name, message.uploaded, replays[0]), relative(name, *replays))
-        for name in update.sent.parameters
-    ]
-    return max(differences, key=lambda it: it.relative / max(APART * it.allowed, ROUNDING))
+def _difference(name: str, change: Tensor, replays: Sequence[Mapping[str, Tensor]], before: Tensor) -> Difference:
+    changes = [replay[name] - before for replay in replays]
+    lengths = [float(other.norm()) for other in changes]
+    mean = sum(lengths) / len(lengths) or 1.0
+    spread = max(float((first - other).norm()) for first, other in combinations(changes, 2))
+    nearest = min(float((change - other).norm()) for other in changes)
+    return Difference(
+        name, nearest / mean, spread / mean, float(change.norm()) / mean, max(min(lengths) / mean, 1e-12), max(lengths) / mean
+    )
