@@ -74,7 +74,7 @@ def results_of_rounds(
     """
     results, refused, blamed = list[Membership](), dict(failures), list[ControlResult]()
     for result in attacked:
-        if failed := result.failed_controls:  # a bug, unlike non-members, or bad luck (1 in 1,000)
+        if failed := result.failed_controls:  # a bug, non-members that differ from members, or chance (1 in 1,000)
             why = f"{', '.join(failed)} found members in the negative control, so no attack of the round counts"
             refused[result.round] = Reason("control failed", why)
             blamed += result.described_controls()
