@@ -23,9 +23,9 @@ from torch import nn
 
 from fedpriv.attacks.text.controls import text_controls
 from fedpriv.audit.finished import UNFINISHED
+from fedpriv.audit.foreign_run import audit_recorded
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.page.render import render_html, render_markdown
-from fedpriv.audit.recorded.audit import audit_recorded
 from fedpriv.audit.results import Audit, AuditedRun, ControlResult, Cost, distinct, read_audit, to_json
 from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run, check
 from fedpriv.audit.text.recovery import audited

@@ -16,6 +16,8 @@ from fedpriv.attacks.core.status import Reason
 from fedpriv.audit.answer import concluded
 from fedpriv.audit.facts import epsilon, facts
 from fedpriv.audit.finished import UNFINISHED, Finished
+from fedpriv.audit.foreign.membership import in_recorded_rounds
+from fedpriv.audit.foreign.record import FolderRecord
 from fedpriv.audit.images.center_leaks import inverted_centers
 from fedpriv.audit.images.mean_colours import mean_colours
 from fedpriv.audit.images.pictures import grid
@@ -29,8 +31,6 @@ from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import NotSimulated
 from fedpriv.audit.record.statistics import RUNNING, exposed
 from fedpriv.audit.record.sums import HeldBack, record_of
-from fedpriv.audit.recorded.membership import in_recorded_rounds
-from fedpriv.audit.recorded.record import FolderRecord
 from fedpriv.audit.results import (
     Audit,
     AuditedRun,

@@ -103,8 +103,8 @@ def audit(
     """
     loading()
     from fedpriv.audit.conditions import conditions
+    from fedpriv.audit.foreign.record import build_net
     from fedpriv.audit.public import audit_folders
-    from fedpriv.audit.recorded.record import build_net
     from fedpriv.audit.run_audit import AuditOptions
     from fedpriv.errors import ConditionMet
     from fedpriv.recorder.reader import is_record

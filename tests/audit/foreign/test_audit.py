@@ -9,12 +9,12 @@ import torch
 
 import fedpriv
 from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.audit.foreign.membership import in_recorded_rounds
+from fedpriv.audit.foreign.record import FolderRecord
+from fedpriv.audit.foreign.replay import CannotReplay, compare_with_message
+from fedpriv.audit.foreign_run import audit_recorded
 from fedpriv.audit.membership.member_scores import LOSS, REGRESSION
 from fedpriv.audit.progress import Progress
-from fedpriv.audit.recorded.audit import audit_recorded
-from fedpriv.audit.recorded.membership import in_recorded_rounds
-from fedpriv.audit.recorded.record import FolderRecord
-from fedpriv.audit.recorded.replay import CannotReplay, compare_with_message
 from fedpriv.audit.run_audit import AuditOptions
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged

@@ -15,6 +15,8 @@ from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.gradients.per_sample import LabelledSamples
 from fedpriv.attacks.inference.gradient_regression import gradient_regression
 from fedpriv.attacks.inference.membership import Array, confidence
+from fedpriv.audit.foreign.record import FolderRecord
+from fedpriv.audit.foreign.replay import CannotReplay, trained
 from fedpriv.audit.membership.candidates import Candidates
 from fedpriv.audit.membership.inference import Membership, pooled
 from fedpriv.audit.membership.member_scores import LOSS, REGRESSION, REGRESSIONS, USED_BY, Uploaded, is_finite, noting
@@ -22,8 +24,6 @@ from fedpriv.audit.membership.one_client import OfClient
 from fedpriv.audit.membership.rounds import InRounds, results_of_rounds
 from fedpriv.audit.progress import BudgetSpent, Progress
 from fedpriv.audit.record.base import Message
-from fedpriv.audit.recorded.record import FolderRecord
-from fedpriv.audit.recorded.replay import CannotReplay, trained
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError
 from fedpriv.samples import from_tensors, tensors

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torch import nn
 
-from fedpriv.audit.recorded.record import FolderRecord
-from fedpriv.audit.recorded.replay import CannotReplay, Difference, compare_with_message
+from fedpriv.audit.foreign.record import FolderRecord
+from fedpriv.audit.foreign.replay import CannotReplay, Difference, compare_with_message
 from fedpriv.audit.results import AuditedRun
 from fedpriv.audit.run_audit import AuditOptions, audit_record
 
@@ -20,10 +20,10 @@ def audit_recorded(
     """Audit a record; result as of :func:`fedpriv.audit.run_audit.audit_run`.
 
     Args:
-        model: as for :class:`fedpriv.audit.recorded.record.FolderRecord`.
+        model: as for :class:`fedpriv.audit.foreign.record.FolderRecord`.
 
     Raises:
-        UsageError, Damaged: see :class:`fedpriv.audit.recorded.record.FolderRecord`.
+        UsageError, Damaged: see :class:`fedpriv.audit.foreign.record.FolderRecord`.
     """
     record = FolderRecord(folder, model, options.seed)
     record.verify()

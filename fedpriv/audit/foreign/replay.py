@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedpriv.audit.recorded.record import FolderRecord
+from fedpriv.audit.foreign.record import FolderRecord
 from fedpriv.recorder.layout import Training
 
 ROUNDING = 1e-4
