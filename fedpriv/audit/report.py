@@ -23,7 +23,7 @@ from torch import nn
 
 from fedpriv.attacks.text.controls import text_controls
 from fedpriv.audit.finished import UNFINISHED
-from fedpriv.audit.foreign_run import audit_recorded
+from fedpriv.audit.foreign.audit import audit_recorded
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.results import Audit, AuditedRun, ControlResult, Cost, distinct, read_audit, to_json

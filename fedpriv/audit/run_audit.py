@@ -16,8 +16,6 @@ from fedpriv.attacks.core.status import Reason
 from fedpriv.audit.answer import concluded
 from fedpriv.audit.facts import epsilon, facts
 from fedpriv.audit.finished import UNFINISHED, Finished
-from fedpriv.audit.foreign.membership import in_recorded_rounds
-from fedpriv.audit.foreign.record import FolderRecord
 from fedpriv.audit.images.center_leaks import inverted_centers
 from fedpriv.audit.images.mean_colours import mean_colours
 from fedpriv.audit.images.pictures import grid
@@ -265,8 +263,8 @@ def _of_clients(run: AuditedRun, record: Record, options: AuditOptions, progress
     run = replace(run, labels=labels.labels, label_rules=labels.rules, labels_over_rounds=labels.over_rounds)
     if isinstance(record, RunRecord):
         return _by_simulation(run, record, options, progress)
-    if isinstance(record, FolderRecord) and options.membership_shadows:
-        run = _with_members(run, in_recorded_rounds(record, options.seed, progress))
+    if options.membership_shadows and (members := record.members(options.seed, progress)) is not None:
+        run = _with_members(run, members)
     progress.end_step()
     return _Findings(run, {}, progress.times, progress.moments)
 

@@ -9,10 +9,10 @@ import torch
 
 import fedpriv
 from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.audit.foreign.audit import audit_recorded
 from fedpriv.audit.foreign.membership import in_recorded_rounds
 from fedpriv.audit.foreign.record import FolderRecord
 from fedpriv.audit.foreign.replay import CannotReplay, compare_with_message
-from fedpriv.audit.foreign_run import audit_recorded
 from fedpriv.audit.membership.member_scores import LOSS, REGRESSION
 from fedpriv.audit.progress import Progress
 from fedpriv.audit.run_audit import AuditOptions

@@ -8,10 +8,20 @@ from pathlib import Path
 
 from torch import nn
 
+from fedpriv.audit.foreign.membership import in_recorded_rounds
 from fedpriv.audit.foreign.record import FolderRecord
 from fedpriv.audit.foreign.replay import CannotReplay, Difference, compare_with_message
+from fedpriv.audit.membership.rounds import InRounds
+from fedpriv.audit.progress import Progress
 from fedpriv.audit.results import AuditedRun
 from fedpriv.audit.run_audit import AuditOptions, audit_record
+
+
+class AuditedFolder(FolderRecord):
+    """A record whose clients' members are inferred."""
+
+    def members(self, seed: int, progress: Progress) -> InRounds:
+        return in_recorded_rounds(self, seed, progress)
 
 
 def audit_recorded(
@@ -25,7 +35,7 @@ def audit_recorded(
     Raises:
         UsageError, Damaged: see :class:`fedpriv.audit.foreign.record.FolderRecord`.
     """
-    record = FolderRecord(folder, model, options.seed)
+    record = AuditedFolder(folder, model, options.seed)
     record.verify()
     say("local training, done again as the record declares it")
     record.doubt, sentence = _as_declared(record)
