@@ -277,3 +277,20 @@ def test_the_clients_file_says_which_columns_a_run_may_use(hospitals: Path, tmp_
     assert [column["name"] for column in encoding(tmp_path / "apart")["columns"]] == ["age", "sex"]
     with pytest.raises(FedprivError, match="the client's file lets no run use column 'pressure'"):
         play_apart(tmp_path / "other", "fedavg", grid=grid, **asked, **{"data.features": ["age", "pressure"]})
+
+
+def test_sums_over_rows_that_the_server_limits_are_refused(hospitals: Path, tmp_path: Path) -> None:
+    """The sums over 29 rows and over 28 would show a row."""
+    with pytest.raises(FedprivError, match=r"data\.limit 29: sums over so many of a client's rows and over one less show a row"):
+        apart(hospitals, tmp_path / "apart", **{"data.limit": 29})
+
+
+def test_clients_that_take_their_share_of_one_table(hospitals: Path, tmp_path: Path) -> None:
+    lines = [f"{line},{HOSPITALS[number]}" for number in range(3) for line in rows(number)]
+    write(tmp_path / "all.csv", lines, f"{HEAD},hospital")
+    by_hospital = {"data.partition.name": "by_column", "data.partition.column": "hospital", "data.label": "readmitted"}
+    asked = {"data.name": str(tmp_path / "all.csv"), "data.clients": 3, **by_hospital, **TRAINED}
+    source = Source(str(tmp_path / "all.csv"), share="partition", label="readmitted")
+    grid = Loopback({n: ClientNode(n, source, tmp_path / "apart-clients" / f"client-{n}") for n in range(3)})
+    play(tmp_path / "whole", "fedavg", **asked)
+    agree(play_apart(tmp_path / "apart", "fedavg", grid=grid, **asked), tmp_path / "whole")
