@@ -29,6 +29,7 @@ from fedpriv.deploy.handshake import (
     warn_of_classes,
     warn_of_majorities,
 )
+from fedpriv.deploy.preparation import preprocessing_of
 from fedpriv.deploy.remote_clients import Grid, RemoteClients, RemoteScorer
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.evaluation.probe_during_run import PROBE
@@ -106,6 +107,8 @@ def start(
             if statistics is not None:
                 beginning["statistics"] = statistics.to_json()
             executor = "each client on its own machine"
+            if (preprocessing := preprocessing_of(agreement, facts, statistics)) is not None:
+                preprocessing.save(folder.preprocessing_file)
             note_beginning(folder, agreement.config, {"partition_hash": partition}, executor=executor, **about)
             save_json(folder.path / DECLARED, beginning)  # now the run can be resumed
         return _run(agreement, folder, grid, facts, statistics, seconds, on_start, on_round, warn)

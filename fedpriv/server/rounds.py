@@ -247,7 +247,7 @@ class Server:
         return arrivals
 
     def _accepts(self, arrivals: Arrivals, answer: Answer) -> bool:
-        """Whether an answer is accepted; if not, it is left out.
+        """Check an answer, and return whether it is accepted; a refused answer is left out.
 
         Raises:
             UploadRefused, ClientDiverged: the run stops, as ``train.on_refused`` or ``train.on_nan`` says.

@@ -242,7 +242,7 @@ def load(config: RunConfig, partitioning: Partitioning | None = None) -> Loaded:
     """
     parts = read(config, partitioning)
     dataset, statistics = measured(parts.dataset, parts.partition, parts.config)
-    if statistics is not None:
+    if statistics is not None and not find_method(parts.config.method.name).pools:  # where nothing is sent
         notes = (*dataset.notes, note_on_statistics(statistics, parts.config))
         dataset = replace(dataset, notes=notes)
     return prepared_inputs(replace(parts, dataset=dataset), statistics)

@@ -56,7 +56,9 @@ BEFORE = (
     "learns this, without an attack. Means, deviations and levels of all clients together are then sent to everybody."
 )
 MEAN_COLOUR = "Mean colour of a client's images, from running statistics, in [0, 1]:"
-EXPOSED = "The defences of this run alter the model and leave {what} unaltered, which may reveal what they hide in the model."
+EXPOSED = (
+    "The defences of this run alter the model and leave {what} unaltered, which may reveal what the defences hide in the model."
+)
 NO_BOUND = "This run claims no differential privacy: no accountant bounds what its messages reveal."
 NO_BOUND_OF_UPDATE = "One message does not say whether noise was added: no accountant bounds what it reveals."
 CONTRADICTION = (
@@ -132,8 +134,8 @@ GLOSSARY = {
     "membership inference": "Inferring whether a client trained on a given sample.",
     "row distance": "The distance between a linear layer's input for a given sample and the nearest row of the layer's weight "
     "gradient, divided by its bias gradient; such rows are means of inputs in training.",
-    "gradient regression": "How much of a message is the gradient of a given sample, by the linear system of all given samples' "
-    "gradients at the weights that the server sent; over rounds, the sum of what each round says.",
+    "gradient regression": "How much each given sample's gradient, at the weights that the server sent, contributes to a "
+    "message, solved for all given samples at once; over rounds, the scores of all rounds are added.",
     "ROC": "Receiver operating characteristic: the share of members found against the share of non-members falsely accused, over "
     "all thresholds.",
     "AUC": "Area under the ROC: the probability that a member scores higher than a non-member; 0.5 is guessing.",

@@ -87,7 +87,7 @@ class SampleKind:
             if not moments[name].count:
                 raise UsageError(f"no training row has a number in column {name!r}; leave it out: --set data.drop=[{name}]")
             gaps = moments[name].count < totals.rows
-            columns.append(NumberColumn(name, moments[name].mean, moments[name].deviation or 1.0, gaps))
+            columns.append(NumberColumn(name, moments[name].mean, moments[name].deviation or 1.0, gaps, column.unit))
         channels = totals.moments[len(inquiry.numbers) :]
         mean, std = (tuple(channel.mean for channel in channels), tuple(channel.deviation for channel in channels))
         if self.images:  # to four digits, on the [0, 1] scale

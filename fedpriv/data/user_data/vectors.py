@@ -126,7 +126,7 @@ def array_shape(table: Table, name: str) -> tuple[int, ...]:
     return tuple(kind.shape) if isinstance(kind, array_types()) else ()
 
 
-def _arrays(rows: Rows, name: str) -> NDArray[np.floating[Any]]:
+def arrays_of(rows: Rows, name: str) -> NDArray[np.floating[Any]]:
     """The arrays ``(N, C, ...)`` in a column.
 
     Raises:
@@ -171,7 +171,7 @@ def read_cells(train: Rows, test: Rows, columns: Columns, every: bool = False) -
 def _array_cells(train: Rows, test: Rows, name: str) -> ArrayCells:
     if array_shape(test[0], name) != (shape := array_shape(train[0], name)):
         raise UsageError(f"{test[0].origin}: column {name!r} is of shape {array_shape(test[0], name)}, in training {shape}")
-    return ArrayCells(name, _arrays(train, name), _arrays(test, name))
+    return ArrayCells(name, arrays_of(train, name), arrays_of(test, name))
 
 
 def _cells(train: Rows, test: Rows, name: str, columns: Columns, left_out: str) -> Cells:
