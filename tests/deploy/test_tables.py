@@ -18,7 +18,7 @@ from fedpriv.storage.payloads import PayloadStore
 from fedpriv.storage.run_folder import RunFolder
 from tests.data.image_files import pixels, write_folder
 from tests.deploy.apart import ALL_KEPT, agree, go_on, hashes, play_apart
-from tests.deploy.deployed import SMALL, deployed, same
+from tests.deploy.deployed import LONGEST, SMALL, deployed, same
 from tests.deploy.loopback import Loopback
 from tests.simulation.small import play
 
@@ -242,9 +242,18 @@ def test_tables_over_three_processes(hospitals: Path, tmp_path: Path) -> None:
     own = [json.dumps({"name": str(hospitals / name), "label": "readmitted"}) for name in HOSPITALS]
     asked = {**TRAINED, "data.limit": None, "model.projection": None}
     with deployed(tmp_path / "d", 3, own) as running:
-        run = running.play("tables", "fedavg", **{"data.name": "patients.csv", "data.partition.name": "iid", **asked})
+        run = running.play(
+            "tables", "fedavg", answer=LONGEST, **{"data.name": "patients.csv", "data.partition.name": "iid", **asked}
+        )
         small = {name: value for name, value in SMALL.items() if name not in asked}
         same(run, whole(hospitals, tmp_path / "whole", **small, **asked))
+
+
+def test_a_named_column_may_be_empty_at_a_client(hospitals: Path, tmp_path: Path) -> None:
+    asked = {"data.features": ["age", "pressure"]}
+    run = apart(hospitals, tmp_path / "apart", **asked)
+    agree(run, whole(hospitals, tmp_path / "whole", **asked))
+    assert [column["name"] for column in encoding(run)["columns"]] == ["age", "pressure"]
 
 
 def test_class_weights_come_from_the_counts_of_all_clients(hospitals: Path, tmp_path: Path) -> None:
