@@ -52,8 +52,8 @@ ROC_OF_ANSWER = "Members found against others falsely accused, over all threshol
 ROC = "Both axes are logarithmic, to show low false-positive rates. Of many attacks, the eight of the largest area are drawn."
 EACH_ALONE = "Each interval is for that attack alone. The answer's is wider, as it holds for all of them at once (Bonferroni)."
 BEFORE = (
-    "Before round 1, each client tells the server by what its samples are scaled and coded. The server, and who reads the messages, "
-    "learns this, without an attack. Means, deviations and levels of all clients together are then sent to everybody."
+    "Before round 1, each client tells the server by what its samples are scaled and coded. The server learns this without an "
+    "attack, and so does who reads the messages. Means, deviations and levels of all clients together then go to every client."
 )
 MEAN_COLOUR = "Mean colour of a client's images, from running statistics, in [0, 1]:"
 EXPOSED = (
