@@ -60,7 +60,7 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
     for line in contradictions(named, rows).values():
         warnings.warn(printable(line), UserWarning, stacklevel=2)
     further = list(dict.fromkeys(name for row in rows for name in row["scores"] if name != "accuracy"))
-    columns = {key: [row[key] for row in rows] for key in rows[0] if key != "scores"}
+    columns = {key: [row[key] for row in rows] for key in rows[0] if key not in ("scores", "constant")}
     columns |= {name: [row["scores"].get(name) for row in rows] for name in further}
     columns |= {"repeated": repeated(named, rows)} | _gain_columns(_finished(folders, rows, named), len(rows), common_score(rows))
     table = pd.DataFrame({"label": named} | columns)
@@ -187,7 +187,7 @@ def figures(folder: Path) -> dict[str, Any]:
         "status": RunFolder(folder).status,
         **{key: facts[key] for key in ("method", "dataset", "seed")},
         **{key: reached[key] for key in ("rounds", "accuracy")},
-        **{key: reached.get(key) for key in ("chance", "at_chance", "only_answer")},
+        **{key: reached.get(key) for key in ("chance", "constant", "at_chance", "only_answer")},
         "probe": reached.get("probe", {}),
         "metric": metric,
         "score": None if ranked is None else ranked.mean,
