@@ -186,3 +186,17 @@ def test_its_model_is_the_server_s(tmp_path: Path) -> None:
     assert summary is not None and summary["protocols"]["global_test"] is not None
     with pytest.raises(UsageError, match="finished"):
         resume(outcome.folder.path)
+
+
+def test_it_predicts_for_new_rows(patients: Path, tmp_path: Path) -> None:
+    import fedpriv
+
+    run = fedpriv.train(
+        method="pooled", runs_dir=tmp_path, rounds=5, lr=0.1, tracking_uri="none", **{**TABLE, "data.name": str(patients)}
+    )
+    old, young = run.predict({"age": [80.0, 20.0], "dose": [2.0, -2.0]}).itertuples()
+    assert (old.prediction, young.prediction) == ("yes", "no") and old.probability_yes > 0.9
+    assert run.bytes_up == run.bytes_down == 0, "statistics of columns are no messages either"
+    with pytest.warns(UserWarning) as noted:
+        fedpriv.train(method="pooled", runs_dir=tmp_path, rounds=1, tracking_uri="none", **{**TABLE, "data.name": str(patients)})
+    assert not any("sends" in str(note.message) for note in noted)
