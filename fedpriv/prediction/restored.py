@@ -153,7 +153,7 @@ def _check_trained(folder: RunFolder, agreement: Agreement, client: int | None) 
             f"{folder.path}: under {config.called} each client has its own {roles}, so the server has no whole model; "
             f"client=0 to client={last} give the clients' (--client on the command line)"
         )
-    known = {*agreement.sent_names, *method.tested_names}
+    known = {*(method.server_names if method.pools else agreement.sent_names), *method.tested_names}
     if unknown := [name for name in trained if name not in known]:
         raise UsageError(
             f"{folder.path} has no whole model: a mask keeps {unknown[0]} from every message ({len(unknown)} tensors)"
@@ -162,8 +162,8 @@ def _check_trained(folder: RunFolder, agreement: Agreement, client: int | None) 
 
 def _server_row(folder: RunFolder, agreement: Agreement) -> tuple[Tensor, dict[str, Tensor]]:
     """The server's model ``(p,)``, and the constants of the net that are stored with it."""
-    row, names = agreement.initial.clone(), agreement.method.shared_names
-    if not names:  # nothing is sent
+    row, names = agreement.initial.clone(), agreement.method.server_names
+    if not names:  # each client has its own
         return row, {}
     file = folder.weights / "server.safetensors"
     tensors, space = load_tensors(file), agreement.space
