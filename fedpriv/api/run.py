@@ -174,7 +174,7 @@ class Run:
         from fedpriv.prediction.restored import restored_preprocessing
 
         preprocessing, encoder = restored_preprocessing(self.folder)
-        return encode(samples, preprocessing, encoder and encoder.tokenizer, _warn).inputs
+        return encode(samples, preprocessing, None if encoder is None else encoder.tokenizer, _warn).inputs
 
     def predict(self, samples: Any, client: int | str | None = None) -> DataFrame:
         """The predicted class of each sample (``prediction``), and a column with the probability of each class

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 CHUNK = 128
 """Samples per pass."""
-PREDICTION, PROBABILITY = "prediction", "probability_"
-"""The column of the predicted class, and what the names of the columns of probabilities begin with."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +87,7 @@ def encode(
     raise UsageError("predictions are for rows of a table, images, texts and arrays, and this run's samples are image-text pairs")
 
 
-def predict(logits: Callable[[Inputs], Tensor], encoded: Encoded, classes: tuple[str, ...]) -> pd.DataFrame:
+def predict(logits: Callable[[Inputs], Tensor], encoded: Encoded, preprocessing: Preprocessing) -> pd.DataFrame:
     """The predicted class of each sample, and the probability of each class.
 
     Args:
@@ -105,6 +103,5 @@ def predict(logits: Callable[[Inputs], Tensor], encoded: Encoded, classes: tuple
     if not bool(outputs.isfinite().all()):
         raise FedprivError("the model's outputs are not finite")
     probabilities = outputs.double().softmax(1).numpy()
-    columns: dict[str, Any] = {PREDICTION: [classes[number] for number in outputs.argmax(1).tolist()]}
-    columns |= {f"{PROBABILITY}{name}": probabilities[:, number] for number, name in enumerate(classes)}
-    return pd.DataFrame(columns, index=encoded.index)
+    columns = [[preprocessing.classes[number] for number in outputs.argmax(1).tolist()], *probabilities.T]
+    return pd.DataFrame(dict(zip(preprocessing.output_columns, columns, strict=True)), index=encoded.index)

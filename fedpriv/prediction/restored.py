@@ -68,7 +68,7 @@ class FinalModel:
             warn: called with lines on how the samples were read.
         """
         encoded = encode(samples, self.preprocessing, self.tokenizer, warn)
-        return predict(self.logits, encoded, self.preprocessing.classes)
+        return predict(self.logits, encoded, self.preprocessing)
 
 
 def final_model(folder: RunFolder, client: int | str | None = None) -> FinalModel:
@@ -107,7 +107,8 @@ def final_model(folder: RunFolder, client: int | str | None = None) -> FinalMode
     about = f"{config.called} on {Path(config.data.name).name}, " + (
         "the server's model" if number is None else f"client {number}'s"
     )
-    return FinalModel(Plain(net, names, "classifier").eval(), preprocessing, encoder and encoder.tokenizer, about, notes)
+    tokenizer = None if encoder is None else encoder.tokenizer
+    return FinalModel(Plain(net, names, "classifier").eval(), preprocessing, tokenizer, about, notes)
 
 
 def restored_preprocessing(folder: RunFolder) -> tuple[Preprocessing, Encoder | None]:
@@ -153,7 +154,7 @@ def _check_trained(folder: RunFolder, agreement: Agreement, client: int | None) 
             f"{folder.path}: under {config.called} each client has its own {roles}, so the server has no whole model; "
             f"client=0 to client={last} give the clients' (--client on the command line)"
         )
-    known = {*agreement.sent_names, *method.tested_names}
+    known = {*(method.server_names if method.pools else agreement.sent_names), *method.tested_names}
     if unknown := [name for name in trained if name not in known]:
         raise UsageError(
             f"{folder.path} has no whole model: a mask keeps {unknown[0]} from every message ({len(unknown)} tensors)"
@@ -162,8 +163,8 @@ def _check_trained(folder: RunFolder, agreement: Agreement, client: int | None) 
 
 def _server_row(folder: RunFolder, agreement: Agreement) -> tuple[Tensor, dict[str, Tensor]]:
     """The server's model ``(p,)``, and the constants of the net that are stored with it."""
-    row, names = agreement.initial.clone(), agreement.method.shared_names
-    if not names:  # nothing is sent
+    row, names = agreement.initial.clone(), agreement.method.server_names
+    if not names:
         return row, {}
     file = folder.weights / "server.safetensors"
     tensors, space = load_tensors(file), agreement.space
