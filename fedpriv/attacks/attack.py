@@ -43,8 +43,8 @@ BUILT_IN = (
 class Attack(Generic[Result]):
     """An attack that reconstructs samples from messages.
 
-    An attack is a frozen dataclass that inherits :class:`ImageAttack`, :class:`TextAttack` or :class:`RowAttack`. Its fields
-    are the attack's options, and the first line of its docstring is its description. Its class variables are for audits and controls.
+    An attack is a frozen dataclass that inherits :class:`ImageAttack`, :class:`TextAttack` or :class:`RowAttack`. Its fields are
+    the attack's options, and the first line of its docstring is its description. Its class variables are for audits and controls.
 
     Attributes:
         modality: of the samples.

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.attacks.core.columns import Cell, CategoryColumn, NumberColumn, RowEncoding
-from fedpriv.attacks.lab.tables import EXAMPLE, made_up_rows
+from fedpriv.attacks.core.columns import CategoryColumn, Cell, NumberColumn, RowEncoding, made_up_rows
+from fedpriv.attacks.lab.tables import EXAMPLE
 from fedpriv.data import encoding as data
 
 TABLE = RowEncoding(

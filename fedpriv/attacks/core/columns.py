@@ -7,6 +7,7 @@ one-hot, with or without an entry for levels that have none of their own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,9 @@ from torch import Tensor
 
 Cell: TypeAlias = float | str | None
 """A number, a level, or ``None`` for a missing number and for a level that has no entry of its own."""
+
+MISSING = 0.1
+"""Share of made-up numbers that are missing, in columns that miss any."""
 
 
 @dataclass(frozen=True)
@@ -184,3 +188,24 @@ class RowEncoding:
                 if column.high is not None:
                     fits[:, at.start : at.start + 1] &= cells <= column.high + margin
         return fits
+
+
+def made_up_rows(encoding: RowEncoding, count: int, generator: torch.Generator) -> Tensor:
+    """Rows of a table ``(count, F)`` whose cells are independent, and have the means and deviations of the columns.
+
+    Numbers are normal, and kept in their range where it is known. The k-th level of a category is k times as rare as the first.
+    """
+    rows = torch.zeros(count, encoding.width)
+    for column, at in zip(encoding.columns, encoding.entries, strict=True):
+        if isinstance(column, CategoryColumn):
+            levels = (1 / torch.arange(1.0, column.width + 1)).multinomial(count, replacement=True, generator=generator)
+            rows[torch.arange(count), at.start + levels] = 1.0
+            continue
+        cells = column.mean + column.std * torch.randn(count, generator=generator)
+        low, high = (-math.inf if column.low is None else column.low), (math.inf if column.high is None else column.high)
+        cells = cells.clamp(low, high)
+        rows[:, at.start] = (cells - column.mean) / column.std
+        if column.gaps:
+            missing = torch.rand(count, generator=generator) < MISSING
+            rows[missing, at.start], rows[missing, at.start + 1] = 0.0, 1.0
+    return rows

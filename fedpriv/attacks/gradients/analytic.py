@@ -203,7 +203,7 @@ def _layer(observation: Observation, layer: SharedLinear, kind: LayerInput, opti
     values, in_range = _checked(observation, rows.ratios[leaders], kind, options.slack, rows.deviation[leaders])
     plausible = support > 1
     if kind.is_image and observation.encoding is not None:
-        # Neurons that the same rows activate agree on a mixture of these where there are two classes; its categories are not one-hot.
+        # With two classes, neurons that the same rows activate agree on a mixture of them. Its categories are not one-hot.
         plausible = (in_range == 1) & (plausible if not observation.encoding.categories else True)
     elif kind.is_image:
         plausible = plausible | (in_range >= options.in_range)
@@ -234,7 +234,7 @@ class _Rows:
     Attributes:
         ratios: ``(m, in)``, 0 where an entry was not sent.
         neurons, strength: ``(m,)``, see :func:`quotients`.
-        sent: ``(m, in)``, 1 where an entry was sent, else 0; ``None``: all were.
+        sent: ``(m, in)``, 1 where an entry was sent, else 0; ``None``: all entries were sent.
         entry_error: ``(m,)``, standard deviation of an entry's error due to the weight gradient.
         factor_error: ``(m,)``, relative standard deviation of the whole row's error due to the bias gradient.
     """

@@ -62,8 +62,10 @@ class Pixels:
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """The map from an unknown to rows of a table (Vero et al., TabLeak, ICML 2023): numbers are descended as they are, or by a sigmoid
-    over their range where it is known; categories by the softmax over their entries, and gaps by a sigmoid.
+    """The map from an unknown to rows of a table (Vero et al., TabLeak, ICML 2023).
+
+    Numbers are descended as they are, or by a sigmoid over their range where it is known; categories by the softmax over their
+    entries, and gaps by a sigmoid.
 
     Attributes:
         padded: indices of the entries of each category, and behind them F where it has fewer than others ``(categories, most)``.

@@ -7,6 +7,12 @@ are which: for each row a vector with a 1 in one place, of the prior's mean and 
 other rows, the likelihood of each of its values follows (the cavity of expectation propagation), and with the prior its
 probability. Where a message says nothing, the probabilities are the prior's: what the attack finds beyond it is due to the
 message.
+
+The mean gradient of the rows of a class, completed with one value, is projected off: how often a value occurs among the client's
+rows shows nothing of a single one.
+
+After many steps a message is no longer near the mean of the gradients at the first weights, and the likelihoods are too certain.
+How far they are to be trusted (:func:`trust`) the attacker learns from a message of its own, whose rows it knows.
 """
 
 from __future__ import annotations
@@ -29,12 +35,14 @@ from fedpriv.attacks.scoring.scores import wilson
 
 LEAST = 0.01
 """Share of each row's prior that is spread evenly over all values, as no prior is certain."""
+_TRUST = (0.0, *(2.0**power for power in range(-12, 1)))
+"""Powers of the likelihood that are compared."""
 _SURE = 3.29
 """The normal quantile of 99.9 %."""
 _CLIENTS, _ROWS, _NUMBERS, _VALUES, _UNITS = 8, 8, 6, 4, 32
 
 
-def values_of_rows(
+def log_likelihoods(
     messages: Sequence[Observation],
     completed: LabelledSamples,
     prior: Tensor,
@@ -42,7 +50,7 @@ def values_of_rows(
     path: Sequence[Mapping[str, Tensor]],
     clip: float | None = None,
 ) -> list[Tensor]:
-    """The probability of each value of each row ``(n, V)``, for each message.
+    """The log-likelihood of each value of each row ``(n, V)``, up to a constant of each row, for each message.
 
     Args:
         completed: the rows completed with each value: ``n * V`` samples, row by row.
@@ -53,22 +61,45 @@ def values_of_rows(
         Inapplicable: see there.
     """
     rows, values = prior.shape
-    prior = (1 - LEAST) * prior.double() + LEAST / values
+    labels = completed.labels.view(rows, values)[:, 0].cpu()
+    prior = _less_certain(prior)
     shares = torch.unique(public.labels, return_counts=True)[1].double() / len(public)
     return [
-        _posterior(system.informative(), prior, len(public), shares)
+        _likelihoods(system.informative(), prior, labels, len(public), shares)
         for system in equations(messages, completed, public, path, clip)
     ]
 
 
-def _posterior(system: Equations, prior: Tensor, own: int, shares: Tensor) -> Tensor:
-    """By the error of the largest likelihood."""
+def probabilities(prior: Tensor, likelihoods: Tensor, power: float = 1.0) -> Tensor:
+    """The probability of each value of each row ``(n, V)``; ``power``: of the likelihood, as :func:`trust` returns it."""
+    return torch.softmax(_less_certain(prior).log() + power * likelihoods, 1)
+
+
+def trust(prior: Tensor, likelihoods: Tensor, true: Tensor) -> float:
+    """The power of the likelihoods with which the true values ``(n,)`` of rows are most probable; 0: the message tells nothing."""
+    known = true >= 0
+
+    def score(power: float) -> float:
+        return float(probabilities(prior, likelihoods, power)[known, true[known]].log().sum())
+
+    return max(_TRUST, key=score)
+
+
+def _less_certain(prior: Tensor) -> Tensor:
+    return (1 - LEAST) * prior.double() + LEAST / prior.shape[1]
+
+
+def _likelihoods(system: Equations, prior: Tensor, labels: Tensor, own: int, shares: Tensor) -> Tensor:
+    """The log-likelihoods by the error of the largest likelihood of the message."""
+    of_class = F.one_hot(torch.unique(labels, return_inverse=True)[1]).double()
+    means = torch.einsum("nc,vw->nvcw", of_class / of_class.sum(0), torch.eye(prior.shape[1], dtype=torch.double))
+    means = F.pad(means.flatten(2).flatten(0, 1), (0, 0, 0, own))
     amount = system.amount(prior.numel() + own, shares) / (system.gradient.num_examples or len(prior))
-    fits = {misfit: _Fit.of(system, prior, own, amount, misfit, False) for misfit in MISFITS}
+    fits = {misfit: _Fit.of(system, prior, means, amount, misfit, False) for misfit in MISFITS}
     near = sorted(MISFITS, key=lambda misfit: fits[misfit].likelihood)[-3:]
-    with_others = [_Fit.of(system, prior, own, amount, misfit, True) for misfit in near]
+    with_others = [_Fit.of(system, prior, means, amount, misfit, True) for misfit in near]
     best = max([*fits.values(), *with_others], key=lambda fit: fit.likelihood)
-    return torch.softmax(prior.log() + best.log_likelihoods(), 1)
+    return best.log_likelihoods()
 
 
 @dataclass(frozen=True)
@@ -77,22 +108,25 @@ class _Fit:
 
     Attributes:
         roots: square roots of the rows' prior covariances ``(n, V, V)``.
-        mean: of ``t``, given the message ``(n, V)``.
-        covariance: of each row's ``t``, given the message ``(n, V, V)``.
+        factor: Cholesky factor of the precision of ``t``, given the message ``(s, s)``.
+        residual: that precision times the mean ``(s,)``.
     """
 
     prior: Tensor
     roots: Tensor
-    mean: Tensor
-    covariance: Tensor
+    factor: Tensor
+    residual: Tensor
     likelihood: float
 
     @classmethod
-    def of(cls, system: Equations, prior: Tensor, own: int, amount: float, misfit: float, others: bool) -> _Fit:
-        """Fit the regression; arguments as for the regression of members."""
-        rows, values = prior.shape
-        asked, s = prior.numel(), prior.numel() + own
-        weighted = system.weighted(s, amount, misfit)
+    def of(cls, system: Equations, prior: Tensor, means: Tensor, amount: float, misfit: float, others: bool) -> _Fit:
+        """Fit the regression; arguments as for the regression of members.
+
+        Args:
+            means: combinations of the columns that are projected off ``(s, k)``.
+        """
+        asked, s = prior.numel(), len(means)
+        own, weighted = s - asked, system.weighted(s, amount, misfit).without(means)
         roots = _root(torch.diag_embed(prior) - prior[:, :, None] * prior[:, None])
         whole = torch.zeros(s, s, dtype=torch.double)
         whole[:asked, :asked] = torch.block_diag(*roots)
@@ -103,16 +137,15 @@ class _Fit:
         residual = whole @ (weighted.message - weighted.gram @ mean)
         solved = torch.linalg.solve_triangular(factor, residual[:, None], upper=False)
         likelihood = -0.5 * (square - float(solved.square().sum()) + weighted.logs) - float(factor.diagonal().log().sum())
-        inverse = torch.cholesky_inverse(factor)
-        blocks = inverse[:asked, :asked].reshape(rows, values, rows, values)
-        covariance = blocks[range(rows), :, range(rows)]
-        return cls(prior, roots, (inverse @ residual)[:asked].view(rows, values), covariance, likelihood)
+        return cls(prior, roots, factor, residual, likelihood)
 
     def log_likelihoods(self) -> Tensor:
         """``log p(message | value)`` up to a constant of each row's values ``(n, V)``, all other rows Gaussian."""
-        values = self.prior.shape[1]
-        precision = torch.linalg.inv(self.covariance)
-        natural = (precision @ self.mean[:, :, None])[:, :, 0]
+        rows, values = self.prior.shape
+        inverse, asked = torch.cholesky_inverse(self.factor), self.prior.numel()
+        mean = (inverse @ self.residual)[:asked].view(rows, values)
+        precision = torch.linalg.inv(inverse[:asked, :asked].reshape(rows, values, rows, values)[range(rows), :, range(rows)])
+        natural = (precision @ mean[:, :, None])[:, :, 0]
         without_prior = precision - torch.eye(values, dtype=torch.double)
         of_values = torch.eye(values, dtype=torch.double) - self.prior[:, None]  # (n, V, V): each value less the mean
         t = of_values @ torch.linalg.pinv(self.roots, hermitian=True)
@@ -158,8 +191,8 @@ def _named(seed: int, number: int) -> int:
     rows = torch.cat([numbers[trained, None].expand(-1, _VALUES, -1), choices.expand(_ROWS, -1, -1)], 2).flatten(0, 1)
     completed = samples(rows, labels[trained].repeat_interleave(_VALUES))
     prior = torch.full((_ROWS, _VALUES), 1 / _VALUES)
-    (named,) = values_of_rows([message], completed, prior, samples(inputs[_ROWS:], labels[_ROWS:]), [weights])
-    return int((named.argmax(1) == hidden[trained]).sum())
+    (likelihoods,) = log_likelihoods([message], completed, prior, samples(inputs[_ROWS:], labels[_ROWS:]), [weights])
+    return int((probabilities(prior, likelihoods).argmax(1) == hidden[trained]).sum())
 
 
 def samples(inputs: Tensor, labels: Tensor) -> LabelledSamples:

@@ -170,6 +170,16 @@ class Weighted:
     square: float
     logs: float
 
+    def without(self, combinations: Tensor) -> Weighted:
+        """Projected off combinations of the columns ``(s, k)``."""
+        if not combinations.shape[1]:
+            return self
+        along = self.gram @ combinations
+        s, within = len(self.gram), combinations.T @ along
+        joint = torch.cat([torch.cat([self.gram, along], 1), torch.cat([along.T, within], 1)])
+        gram, message, square = _without(joint, torch.cat([self.message, combinations.T @ self.message]), self.square, s)
+        return Weighted(gram, message, square, self.logs)
+
 
 def equations(
     messages: Sequence[Observation],

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from fedpriv.attacks.core.columns import made_up_rows
 from fedpriv.attacks.core.observation import Observation, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.linear import (
@@ -250,14 +251,16 @@ def batch_labels(observation: Observation) -> Tensor:
 def guessed_probability(observation: Observation, images: int = 256, seed: int = 0) -> Tensor:
     """``(C,)`` estimate of the mean prediction of the client's model without its data.
 
-    It is the mean on random images or words (Geng et al.'s dummy data), and uniform where not all weights are known.
+    It is the mean on random images, words or rows (Geng et al.'s dummy data), and uniform where not all weights are known.
     """
     net, weights = known_net(observation)
     device, dtype = weight_dtype(observation)
     if any(name not in weights for name in state_names(net)):
         return torch.full((observation.classes,), 1 / observation.classes, dtype=dtype)
     generator = torch.Generator().manual_seed(seed)
-    if observation.text is None:
+    if observation.encoding is not None:
+        inputs = made_up_rows(observation.encoding, images, generator).to(device, dtype)
+    elif observation.text is None:
         drawn = torch.rand(images, *observation.input_shape, generator=generator).to(device, dtype)
         inputs = normalise_images(observation, drawn)
     else:

@@ -119,8 +119,9 @@ def observe(
     initial_top: nn.Module | None = None,
     noise: Callable[[str, Tensor], Tensor] | None = None,
 ) -> Observation:
-    """The observation of one gradient step on ``images`` ``(n, C, H, W)`` in [0, 1], or on other samples such as rows ``(n, F)``: the
-    gradient of the mean cross-entropy.
+    """The observation of one gradient step on ``images`` ``(n, C, H, W)`` in [0, 1]: the gradient of the mean cross-entropy.
+
+    Other samples, such as rows ``(n, F)``, are taken as they are.
 
     Args:
         labels: ``(n,)``.

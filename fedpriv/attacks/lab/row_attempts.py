@@ -14,8 +14,8 @@ from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.row_reconstruction import RowReconstruction
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.control import Control
-from fedpriv.attacks.lab.trial import NO_CONTROL, Attacker, Attempt, Mounted, NotTried, Task, Trial, difference_reasons
 from fedpriv.attacks.lab.row_controls import row_controls
+from fedpriv.attacks.lab.trial import NO_CONTROL, Attacker, Attempt, Mounted, NotTried, Task, Trial, difference_reasons
 from fedpriv.attacks.scoring.row_scores import RowScores, in_order, score_rows
 
 

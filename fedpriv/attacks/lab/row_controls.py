@@ -40,10 +40,10 @@ def positive_control(attack: RowAttack, setting: RowSetting = UNDEFENDED, seed: 
     """Check that the attack recovers as many cells of undefended rows as the setting requires."""
 
     def check() -> tuple[bool, str]:
-        messages, rows, labels = _undefended(attack, setting, seed)
+        messages, rows = _undefended(attack, setting, seed)
         scores = _scores(attack, messages, rows, setting, seed)
-        needed = f"at least {setting.min_recovery:.0%} needed"
-        sentence = f"{attack.name} recovered {scores.cells.share:.0%} of the cells of {len(rows)} undefended rows{_size(setting)} ({needed})"
+        cells = f"{scores.cells.share:.0%} of the cells of {len(rows)} undefended rows{_size(setting)}"
+        sentence = f"{attack.name} recovered {cells} (at least {setting.min_recovery:.0%} needed)"
         return scores.cells.share >= setting.min_recovery, sentence
 
     return run_control("positive", attack.name, "undefended rows", check)
@@ -56,25 +56,23 @@ def negative_control(attack: RowAttack, setting: RowSetting = UNDEFENDED, seed: 
     cells than the typical row has right."""
 
     def check() -> tuple[bool, str]:
-        messages, rows, _ = _undefended(attack, replace(setting, rows=max(setting.rows, NOISE_ROWS)), seed)
+        messages, rows = _undefended(attack, replace(setting, rows=max(setting.rows, NOISE_ROWS)), seed)
         generator = torch.Generator().manual_seed(seed)
         noise = [replace(message, shared=noise_like(message, generator)) for message in messages]
         scores = _scores(attack, noise, rows, setting, seed)
         typical = typical_row(setting.encoding).to(rows).expand_as(rows)
         chance = score_rows(typical, rows, setting.encoding).cells.share
-        sentence = (
-            f"{attack.name} recovered {scores.cells.share:.0%} of the cells of {len(rows)} rows from random gradients{_size(setting)}"
-            f" (means and most frequent levels: {chance:.0%})"
-        )
+        cells = f"{scores.cells.share:.0%} of the cells of {len(rows)} rows from random gradients{_size(setting)}"
+        sentence = f"{attack.name} recovered {cells} (means and most frequent levels: {chance:.0%})"
         return scores.cells.share <= chance + CHANCE, sentence
 
     return run_control("negative", attack.name, "random gradients", check)
 
 
-def _undefended(attack: RowAttack, setting: RowSetting, seed: int) -> tuple[list[Observation], Tensor, Tensor]:
-    """Messages, the rows ``(n, F)`` behind them, and their labels ``(n,)``."""
+def _undefended(attack: RowAttack, setting: RowSetting, seed: int) -> tuple[list[Observation], Tensor]:
+    """Messages, and the rows ``(n, F)`` behind them."""
     rows, labels = setting.truth(seed)
-    return setting.observations(rows, labels, seed, attack.alter if attack.is_malicious() else None), rows, labels
+    return setting.observations(rows, labels, seed, attack.alter if attack.is_malicious() else None), rows
 
 
 def _scores(attack: RowAttack, messages: list[Observation], rows: Tensor, setting: RowSetting, seed: int) -> RowScores:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedpriv.attacks.core.columns import RowEncoding
+from fedpriv.attacks.core.columns import RowEncoding, made_up_rows
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, SplitNet, ThreatModel, in_clients_mode
 from fedpriv.attacks.gradients.local_update import simulate_local_update
 from fedpriv.attacks.lab.images import default_images, digits
 from fedpriv.attacks.lab.nets import observe, one_for_each, perceptron, reference_victim
-from fedpriv.attacks.lab.tables import EXAMPLE, made_up_rows
+from fedpriv.attacks.lab.tables import EXAMPLE
 
 Alter = Callable[[Observation, Tensor, int], Mapping[str, Tensor]]
 """See :meth:`fedpriv.attacks.attack.Attack.alter`."""

@@ -1,4 +1,4 @@
-"""Runs one attack on one target, of images, texts or rows: the checks before it, its controls, and whether its failure is evidence."""
+"""Runs one attack on one target of any samples: the checks before it, its controls, and whether its failure is evidence."""
 
 from __future__ import annotations
 

@@ -7,8 +7,11 @@ For one row, every row of the weight gradient over its entry of the bias gradien
 * the span of the gradient, whose only vectors with one-hot categories are the rows (:mod:`fedpriv.attacks.rows.span`);
 * behind a ReLU, the sparse columns of the gradient (SPEAR, :mod:`fedpriv.attacks.gradients.spear`).
 
-A mixture of rows gives itself away, as its categories are not one-hot. A change of several local steps has the same span and, as far
-as rows activate the same neurons in all steps, the same quotients.
+Where the attacker knows the whole net, the mixture of the rows' gradients that is the message tells which of them are in it, how
+often, and with which labels (:mod:`fedpriv.attacks.rows.counts`).
+
+A mixture of rows gives itself away, as its categories are not one-hot. A change of several local steps has the same span and, as
+far as rows activate the same neurons in all steps, the same quotients.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedpriv.attacks.attack import RowAttack, register
 from fedpriv.attacks.core.columns import RowEncoding
@@ -39,11 +43,15 @@ from fedpriv.attacks.gradients.analytic import (
 from fedpriv.attacks.gradients.linear import is_rectified
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.gradients.spear import SpearOptions, rectified_layer, unmix
+from fedpriv.attacks.inference.labels import batch_labels
 from fedpriv.attacks.lab.setting import RowSetting
+from fedpriv.attacks.rows.counts import label_counts
 from fedpriv.attacks.rows.span import determined_by, rows_in_span
 
 SLACK = 1e-2
 """Largest error of an entry of an exact row."""
+LEAST_SHARE = 0.1
+"""Smallest share of the most frequent row's weight in the gradient that a row behind the message has."""
 SAME = 1e-2
 """Rows whose entries differ by no more than this are one."""
 
@@ -59,7 +67,7 @@ class ClosedForm(AnalyticOptions, RowAttack):
     """
 
     control: ClassVar = RowSetting()
-    max_batch: ClassVar = 16
+    max_batch: ClassVar = 20
     optimises: ClassVar = False
     simulates: ClassVar = False
     starts: int = SpearOptions.starts
@@ -68,19 +76,16 @@ class ClosedForm(AnalyticOptions, RowAttack):
     def run(self, observations: Sequence[Observation], seed: int = 0) -> RowReconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`.
 
-        The loss is the share of rows that are not exact ones. If fewer rows are found than there are, the rest is NaN; if the number is not
-        known, those are returned that are exact.
+        The loss is the share of rows that are not exact ones. If fewer rows are found than there are, the rest is NaN; if the
+        number is not known, those are returned that are exact.
         """
         began = time.process_time()
         encoding = require_encoding(observations[0])
         batches = [self._reconstruct(observation, seed) for observation in observations]
-        longest = max(len(batch) for batch in batches)
-        raw = torch.full((len(batches), longest, encoding.width), torch.nan).to(batches[0])
-        for row, batch in zip(raw, batches, strict=True):
-            row[: len(batch)] = batch
-        loss = torch.tensor([1 - float(exact(batch, encoding).double().mean()) if len(batch) else 1.0 for batch in batches])
-        labels = torch.full((len(batches) * longest,), -1)
-        return RowReconstruction(raw.flatten(0, 1), labels, loss, encoding, time.process_time() - began)
+        raw = pad_sequence([rows for rows, _ in batches], batch_first=True, padding_value=torch.nan)
+        labels = pad_sequence([labels for _, labels in batches], batch_first=True, padding_value=-1)
+        loss = torch.stack([1 - exact(rows, encoding).float().mean() if len(rows) else torch.tensor(1.0) for rows, _ in batches])
+        return RowReconstruction(raw.flatten(0, 1), labels.flatten(), loss, encoding, time.process_time() - began)
 
     @staticmethod
     def check(observation: Observation) -> None:
@@ -105,27 +110,30 @@ class ClosedForm(AnalyticOptions, RowAttack):
         """See :class:`fedpriv.attacks.attack.Attack`."""
         return why_empty(observation)
 
-    def _reconstruct(self, observation: Observation, seed: int) -> Tensor:
-        """The rows ``(m, F)`` behind a message."""
+    def _reconstruct(self, observation: Observation, seed: int) -> tuple[Tensor, Tensor]:
+        """The rows ``(m, F)`` behind a message, and their labels ``(m,)``."""
         self.check(observation)
         encoding, n = require_encoding(observation), observation.num_examples
         if why_empty(observation):
-            return torch.full((n or 1, encoding.width), torch.nan)
+            return torch.full((n or 1, encoding.width), torch.nan), torch.full((n or 1,), -1)
         if n == 1:
-            return single_sample(observation, self.undo_decay)[0][0].values
+            return single_sample(observation, self.undo_decay)[0][0].values, single_label(observation)
         candidates = row_ratios(observation, self)[0]
-        rows, others = candidates.values[candidates.plausible], [candidates.values[~candidates.plausible]]
+        rows, labels = counted(observation, candidates.values[candidates.plausible])
+        others = [candidates.values[~candidates.plausible]]
         for find in (self._in_span, self._sparse):
-            if n is not None and len(rows) >= n:
+            # Too many rows are exact where some are sums and differences of others; the span has all of them.
+            if len(rows) == n or (find == self._sparse and n is not None and len(rows) > n):
                 break
             with suppress(Inapplicable):
                 recovered = find(observation, encoding, seed)
                 is_exact = exact(recovered, encoding)
-                rows = distinct([rows, recovered[is_exact]])
+                rows, labels = counted(observation, distinct([rows, recovered[is_exact]]))
                 others.insert(0, recovered[~is_exact])
         if n is None:
-            return rows
-        return torch.cat([distinct([rows, *others]), rows.new_full((n, encoding.width), torch.nan)])[:n]
+            return rows, labels
+        filled = torch.cat([rows, *others, rows.new_full((n, encoding.width), torch.nan)])[:n]
+        return filled, torch.cat([labels, labels.new_full((n,), -1)])[:n]
 
     def _in_span(self, observation: Observation, encoding: RowEncoding, seed: int) -> Tensor:
         gradient = as_gradient(observation, self.undo_decay)
@@ -153,6 +161,32 @@ def require_encoding(observation: Observation) -> RowEncoding:
 def exact(rows: Tensor, encoding: RowEncoding) -> Tensor:
     """Which rows ``(n, F)`` are some cells' encoding, up to rounding ``(n,)``."""
     return encoding.valid(rows, SLACK).all(1)
+
+
+def single_label(observation: Observation) -> Tensor:
+    """The label behind a message of one row ``(1,)``; -1 where no rule applies."""
+    with suppress(Inapplicable):
+        return batch_labels(observation)
+    return torch.tensor([-1])
+
+
+def counted(observation: Observation, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of ``(m, F)`` that are behind a message, as often as they are, and their labels.
+
+    Where the attacker cannot tell, that is all of them, with labels of -1.
+    """
+    unknown = rows, torch.full((len(rows),), -1)
+    if not len(rows):
+        return unknown
+    try:
+        counts = label_counts(observation, rows)
+    except Inapplicable:
+        return unknown
+    row, label = (counts >= LEAST_SHARE * counts.max()).nonzero().T
+    times = counts[row, label].round().long().clamp_min(1)
+    order = counts[row, label].argsort(descending=True)
+    row, label = row[order].repeat_interleave(times[order]), label[order].repeat_interleave(times[order])
+    return rows[row], label
 
 
 def distinct(groups: Sequence[Tensor]) -> Tensor:

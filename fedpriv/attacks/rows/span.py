@@ -2,13 +2,13 @@
 
 The weight and bias gradient of a layer that is fed the rows is ``sum_i (dL/da_i) [x_i, 1]^T``. With fewer rows than the layer has
 inputs and outputs, every row lies in the span of this matrix, and hardly any other vector does. DAGER (Petrov et al., NeurIPS
-2024) tests words of a text against such a span; here levels of categories are tested: restricted to the entries of some columns, the
-span holds the one-hot entries of a true row, and hardly any that no row has. Columns are added one after the other, and
+2024) tests words of a text against such a span; here levels of categories are tested. Restricted to the entries of some columns,
+the span holds the one-hot entries of a true row, and hardly any that no row has. Columns are added one after the other, and
 combinations of levels that lie outside are left out. The entries of all categories then determine the point of the span, and so
 the numbers.
 
-This needs neither ReLU nor the weights, and no label. It fails under noise, where the rank is full, and where the categories have fewer
-entries than there are rows.
+This needs neither ReLU nor the weights, and no label. It fails under noise, where the rank is full, and where the categories have
+fewer entries than there are rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from fedpriv.attacks.gradients.rank import noise_level, rank
 TOLERANCE = 1e-2
 """Largest distance of a true row's entries from the span."""
 DETERMINED = 1e-4
-"""Smallest singular value, as a share of the largest, of the categories' entries of a basis of the span, if they determine a row."""
+"""Smallest singular value, as a share of the largest, of the categories' entries of a basis of the span, if these determine a
+row."""
 CANDIDATES = 20_000
 """Largest number of combinations of levels that are tested at once."""
 
@@ -95,6 +96,6 @@ def _states(encoding: RowEncoding) -> list[tuple[list[int], Tensor]]:
 
 def _distance(patterns: Tensor, within: Tensor) -> Tensor:
     """Distances ``(k,)`` of patterns ``(k, e)`` from the span of the rows of ``within`` ``(r, e)``."""
-    left, sizes, right = torch.linalg.svd(within, full_matrices=False)
+    _, sizes, right = torch.linalg.svd(within, full_matrices=False)
     right = right[sizes > 1e-6]
     return (patterns - patterns @ right.T @ right).norm(dim=1)

@@ -1,7 +1,7 @@
 """Scores of reconstructed rows of a table ``raw`` against the ``true`` ones, both ``(n, F)`` as the net takes them.
 
-A cell is right where the category is the true one, or the number lies within :data:`TOLERANCE` deviations of the true one (Vero et
-al., TabLeak, ICML 2023, section 5). A missing number must be told to be missing.
+A cell is right where the category is the true one, or the number lies within :data:`TOLERANCE` deviations of the true one (Vero
+et al., TabLeak, ICML 2023, section 5). A missing number must be recovered as missing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from fedpriv.attacks.core.columns import CategoryColumn, NumberColumn, RowEncodi
 from fedpriv.attacks.scoring.scores import Rate, wilson
 
 TOLERANCE = 0.319
-"""Largest error of a right number, in deviations of its column. A quarter of normally distributed numbers lie so near to their mean."""
+"""Largest error of a right number, in deviations of its column. A quarter of normally distributed numbers are as near to their
+mean."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,11 @@ def right_cells(raw: Tensor, true: Tensor, encoding: RowEncoding) -> Tensor:
 
 
 def match_rows(raw: Tensor, true: Tensor, encoding: RowEncoding) -> Tensor:
-    """Match the rows of one message, whose order a gradient does not determine: the index in ``raw`` ``(m, F)`` for each of ``true``
-    ``(n, F)``, of the assignment with the most right cells; -1 for a row that gets none, as there are fewer of ``raw``."""
+    """Match the rows of one message, whose order a gradient does not determine, so that most cells are right.
+
+    Returns:
+        the index in ``raw`` ``(m, F)`` for each of ``true`` ``(n, F)``; -1 where there are fewer of ``raw``.
+    """
     hits = right_cells(raw[None], true[:, None], encoding).sum(-1)
     rows, columns = linear_sum_assignment(hits.cpu().numpy(), maximize=True)
     index = torch.full((len(true),), -1)
@@ -78,10 +82,12 @@ def match_rows(raw: Tensor, true: Tensor, encoding: RowEncoding) -> Tensor:
 
 
 def in_order(raw: Tensor, true: Tensor, encoding: RowEncoding, messages: int) -> tuple[Tensor, Tensor]:
-    """The rows of ``messages`` messages matched to the true ones within each: rows ``(n, F)``, NaN for those without a partner, and
-    their indices in ``raw`` ``(n,)``, or -1.
+    """The rows of ``messages`` messages matched to the true ones within each (:func:`match_rows`).
 
     Each message stands for as many true rows, and has as many reconstructed ones, as every other.
+
+    Returns:
+        rows ``(n, F)``, NaN for those without a partner, and their indices in ``raw`` ``(n,)``, or -1.
     """
     size, shown = len(true) // messages, len(raw) // messages
     parts = []
@@ -107,7 +113,8 @@ def typical_row(encoding: RowEncoding, reference: Tensor | None = None) -> Tenso
     """The baseline without a message ``(F,)``: the mean of each number, and the mode of each category.
 
     Args:
-        reference: rows ``(m, F)`` for means and modes; ``None``: those of the encoding, whose levels begin with the most frequent.
+        reference: rows ``(m, F)`` for means and modes; ``None``: those of the encoding, whose levels begin with the most frequent
+            one.
     """
     row = torch.zeros(encoding.width)
     for column, at in zip(encoding.columns, encoding.entries, strict=True):

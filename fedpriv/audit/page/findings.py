@@ -73,7 +73,9 @@ def _because(run: AuditedRun, part: Part) -> str:
     return f": {run.not_run[part]}." if part in run.not_run else "."
 
 
-def _attacks_on(what: Literal["images", "texts", "rows"], run: AuditedRun, targets: list[Section], none: str, few: str) -> Section:
+def _attacks_on(
+    what: Literal["images", "texts", "rows"], run: AuditedRun, targets: list[Section], none: str, few: str
+) -> Section:
     missing = few if targets else none
     without = [nothing(missing.format(because=_because(run, what)))] if what in run.not_run or not targets else []
     return Section(f"Attacks on {what}", [*targets, *without])

@@ -1,7 +1,9 @@
 """Attribute inference on the messages of a run: the attacker knows rows of a client but for one column, and asks the message.
 
-What the other columns and the label already tell is a logistic regression on other clients' rows: it is the attack's prior and
-the guess that it is compared with, on the same rows, so that the difference is due to the message.
+What the other columns and the label already tell is a logistic regression on other clients' rows: the attack's prior. A message
+also tells of the client's rows in general, such as that all of them have a value that is missing elsewhere, which is no finding on
+a single row. So the attack is compared with the best of three guesses on the same rows: that prior; the same by the client's
+remaining rows; and always its most frequent value.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from torch import Tensor
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.status import Reason, Status
-from fedpriv.attacks.inference.attributes import positive_control, samples, values_of_rows
+from fedpriv.attacks.inference.attributes import log_likelihoods, positive_control, probabilities, samples, trust
 from fedpriv.attacks.lab.control import Control, run_control
 from fedpriv.attacks.lab.same_net import TRIED_ON, undefended
 from fedpriv.attacks.lab.trial import difference_reasons
@@ -36,11 +38,13 @@ from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError
 
 ATTACK = "attribute regression"
-ROWS = 64
+ROWS = 32
 """Largest number of a client's rows whose hidden values are asked for."""
 KNOWN = 2000
 """Largest number of the attacker's own rows, of other clients."""
-REGRESSED = 128
+LESSON = 16
+"""Number of the attacker's own rows by which it learns how far to trust the likelihoods."""
+REGRESSED = 64
 """Largest number of these in the regression on gradients."""
 FEWEST = 20
 """Least number of the attacker's own rows."""
@@ -82,7 +86,7 @@ class _Named:
     """How many values of ``n`` rows were named.
 
     Attributes:
-        both, gained, lost: with a message and without it, only with it, only without it.
+        both, gained, lost: with a message and by the best guess without it, only with it, only by the guess.
     """
 
     n: int
@@ -100,7 +104,10 @@ class _Named:
     @classmethod
     def pooled(cls, every: Sequence[_Named]) -> _Named:
         """Of several columns together."""
-        return cls(*(sum(getattr(each, name) for each in every) for name in ("n", "both", "gained", "lost")), sum(each.cpu_seconds for each in every))
+        return cls(
+            *(sum(getattr(each, name) for each in every) for name in ("n", "both", "gained", "lost")),
+            sum(each.cpu_seconds for each in every),
+        )
 
     def interval(self, level: float) -> tuple[float, float]:
         """Of the difference that the message makes."""
@@ -109,7 +116,7 @@ class _Named:
     @property
     def sentence(self) -> str:
         """How many were named, in words."""
-        return f"{self.both + self.gained} of {self.n} hidden values, and the other columns {self.both + self.lost}"
+        return f"{self.both + self.gained} of {self.n} hidden values, and guesses {self.both + self.lost}"
 
 
 def infer_attributes(record: RunRecord, messages: Sequence[tuple[int, int]], seed: int, progress: Progress) -> Attributes:
@@ -139,9 +146,7 @@ def infer_attributes(record: RunRecord, messages: Sequence[tuple[int, int]], see
     return Attributes(_at_once(outcomes), tuple(controls), why)
 
 
-def _on_message(
-    record: RunRecord, round: int, client: int, seed: int
-) -> tuple[list[AttributeOutcome], list[ControlResult]]:
+def _on_message(record: RunRecord, round: int, client: int, seed: int) -> tuple[list[AttributeOutcome], list[ControlResult]]:
     """The outcomes of each column, with intervals that hold for that column alone, and the controls."""
     assert record.encoding is not None, "its samples are rows of a table"
     message, generator = record.message(round, client), torch.Generator().manual_seed(seed)
@@ -149,22 +154,24 @@ def _on_message(
         raise FedprivError(f"round {round}: the message is not finite")
     own = _others(record, round, client, generator)
     held = _Rows(record.rows(client), record.labels(client))
-    stand_in, known = own.at(slice(min(len(held.labels), len(own.labels) // 2))), own.at(slice(len(own.labels) // 2, None))
-    asked = held.at(torch.isin(held.labels, known.labels))
-    asked = asked.at(torch.randperm(len(asked.labels), generator=generator)[:ROWS])
+    middle = len(own.labels) // 2
+    trained, known = own.at(slice(min(len(held.labels), middle))), own.at(slice(middle, None))
+    held = held.at(torch.isin(held.labels, known.labels))
+    held = held.at(torch.randperm(len(held.labels), generator=generator))
+    asked, rest = held.at(slice(ROWS)), held.at(slice(ROWS, None))
     if not len(asked.labels):
         raise FedprivError(f"round {round}: no other client has rows of the client's classes")
-    server = _own_update(record, message, known.at(slice(max(1, len(held.labels)))))
-    inputs = regression_inputs(record, message, server)
-    columns = list(choices_of(record.encoding, known.rows))[:COLUMNS]
-    named = [_ask(inputs, inputs.messages, choices, asked, known) for choices in columns]
+    inputs = regression_inputs(record, message, _own_update(record, message, trained))
+    columns, trained = list(choices_of(record.encoding, known.rows))[:COLUMNS], trained.at(torch.isin(trained.labels, known.labels))
+    lesson = _Lesson(inputs.messages[1], trained.at(slice(LESSON)), known, inputs)
+    named = [_ask(lesson, inputs.messages, choices, asked, rest) for choices in columns]
     observed, sender = inputs.messages[0], record.sender(round, client)
     negative = _negative([pair[1] for pair in named], round)
     controls = [ControlResult(ATTACK, **vars(negative))]
     on_message = [pair[0] for pair in named]
     reasons: tuple[Reason, ...] = difference_reasons(observed.control_differences)
     if negative.passed and not reasons and not any(each.interval(LEVEL / len(named))[0] > 0 for each in on_message):
-        same_net = _same_net(record, message, inputs, columns, stand_in.at(torch.isin(stand_in.labels, known.labels)), known, seed)
+        same_net = _same_net(record, message, inputs, columns, trained, known, seed)
         controls += [] if same_net is None else [ControlResult(ATTACK, **vars(same_net))]
         if same_net is None:
             unkept = "the client's private layers were not kept, so that it could not be tried on undefended messages of this net"
@@ -212,19 +219,55 @@ def _own_update(record: RunRecord, message: Message, rows: _Rows) -> ShadowResul
     return own
 
 
-def _ask(
-    inputs: RegressionInputs, messages: Sequence[Observation], choices: Choices, asked: _Rows, known: _Rows
-) -> list[_Named]:
-    """What each message names of a column of the asked rows."""
-    began, device = time.process_time(), next(iter(inputs.path[0].values())).device
-    prior = told_by_others(choices, (known.rows, known.labels), (asked.rows, asked.labels))
-    values = len(choices.entries)
-    completed = samples(choices.completed(asked.rows).to(device), asked.labels.repeat_interleave(values).to(device))
-    few = known.at(_some_of_each(known.labels, asked.labels))
-    public = samples(few.rows.to(device), few.labels.to(device))
-    probabilities = values_of_rows(messages, completed, prior, public, inputs.path, inputs.clip)
-    true, seconds = choices.of(asked.rows), (time.process_time() - began) / len(messages)
-    return [_Named.of(each.argmax(1) == true, prior.argmax(1) == true, seconds) for each in probabilities]
+@dataclass(frozen=True)
+class _Lesson:
+    """What the attacker has besides the messages that it attacks.
+
+    Attributes:
+        message: on rows that it knows; ``rows``: some of them.
+        known: further rows.
+    """
+
+    message: Observation
+    rows: _Rows
+    known: _Rows
+    inputs: RegressionInputs
+
+    def likelihoods(self, messages: Sequence[Observation], choices: Choices, prior: Tensor, asked: _Rows) -> list[Tensor]:
+        """The log-likelihoods of each value of the asked rows, for each message."""
+        values, device = len(choices.entries), next(iter(self.inputs.path[0].values())).device
+        completed = samples(choices.completed(asked.rows).to(device), asked.labels.repeat_interleave(values).to(device))
+        few = self.known.at(_some_of_each(self.known.labels, asked.labels))
+        public = samples(few.rows.to(device), few.labels.to(device))
+        return log_likelihoods(messages, completed, prior, public, self.inputs.path, self.inputs.clip)
+
+    def trust(self, choices: Choices) -> float:
+        """How far likelihoods are to be trusted, by the message whose rows the attacker knows."""
+        prior = _told(choices, self.known, self.rows)
+        (learned,) = self.likelihoods([self.message], choices, prior, self.rows)
+        return trust(prior, learned, choices.of(self.rows.rows))
+
+
+def _ask(lesson: _Lesson, messages: Sequence[Observation], choices: Choices, asked: _Rows, rest: _Rows) -> list[_Named]:
+    """What each message names of a column of the asked rows.
+
+    Args:
+        rest: the client's remaining rows, for the guess that they give; the attacker does not know them.
+    """
+    began = time.process_time()
+    true, prior = choices.of(asked.rows), _told(choices, lesson.known, asked)
+    guesses = [prior.argmax(1), true.mode().values.expand_as(true)]
+    if len(rest.labels) >= FEWEST:
+        guesses.append(_told(choices, rest, asked).argmax(1))
+    guessed = max((guess == true for guess in guesses), key=lambda right: int(right.sum()))
+    power = lesson.trust(choices)
+    named = [probabilities(prior, each, power).argmax(1) for each in lesson.likelihoods(messages, choices, prior, asked)]
+    seconds = (time.process_time() - began) / len(messages)
+    return [_Named.of(values == true, guessed, seconds) for values in named]
+
+
+def _told(choices: Choices, known: _Rows, asked: _Rows) -> Tensor:
+    return told_by_others(choices, (known.rows, known.labels), (asked.rows, asked.labels))
 
 
 def _some_of_each(labels: Tensor, wanted: Tensor) -> Tensor:
@@ -282,11 +325,12 @@ def _same_net(
     weights = record.started(message) or record.started(replace(message, first_update=True))
     if weights is None:
         return None
-    asked = client.at(slice(ROWS))
+    asked, rest = client.at(slice(LESSON, LESSON + ROWS)), client.at(slice(LESSON + ROWS, None))
 
     def check() -> tuple[bool, str]:
         sent = undefended(inputs.messages[0], weights, client.rows, client.labels, seed)
-        every = _Named.pooled([_ask(replace(inputs, clip=None), [sent], choices, asked, known)[0] for choices in columns])
+        lesson = _Lesson(sent, client.at(slice(LESSON)), known, replace(inputs, clip=None))
+        every = _Named.pooled([_ask(lesson, [sent], choices, asked, rest)[0] for choices in columns])
         low, high = every.interval(LEVEL)
         return low > 0, (
             f"from {TRIED_ON} on {len(client.labels)} rows of other clients, {ATTACK} names {every.sentence} (95 % interval of "

@@ -65,7 +65,7 @@ def choices_of(encoding: RowEncoding, rows: Tensor) -> Iterator[Choices]:
 
 
 def _ranges(column: NumberColumn, at: slice, cells: Tensor) -> Choices:
-    there = cells[cells[:, 1] <= 0.5, 0] if column.gaps else cells[:, 0]
+    there = (cells[cells[:, 1] <= 0.5, 0] if column.gaps else cells[:, 0]).contiguous()
     missing = len(there) < len(cells)
     numbers = torch.unique(there)
     if len(numbers) > RANGES:
@@ -101,6 +101,10 @@ def told_by_others(choices: Choices, known: tuple[Tensor, Tensor], asked: tuple[
         for rows, labels in (known, asked)
     ]
     values = choices.of(known[0])
+    kept = values >= 0
+    features[0], values = features[0][kept.numpy()], values[kept]
+    if len(torch.unique(values)) == 1:  # of the client's remaining rows, perhaps
+        return torch.nn.functional.one_hot(values[:1], len(choices.entries)).double().expand(len(asked[0]), -1)
     fitted = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(features[0], values.numpy())
     probabilities = torch.zeros(len(asked[0]), len(choices.entries), dtype=torch.double)
     probabilities[:, torch.from_numpy(fitted.classes_)] = torch.from_numpy(fitted.predict_proba(features[1]))

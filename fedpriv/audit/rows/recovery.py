@@ -101,9 +101,7 @@ def _enough(result: RowTarget) -> Reason | None:
     return Reason("not needed", f"all {result.samples} rows were recovered") if all_recovered(result) else None
 
 
-def _outcome(
-    attempt: RowAttempt, target: Target, guesses: Mapping[str, Tensor], baselines: Mapping[str, RowRates]
-) -> RowOutcome:
+def _outcome(attempt: RowAttempt, target: Target, guesses: Mapping[str, Tensor], baselines: Mapping[str, RowRates]) -> RowOutcome:
     attacker, figures = attempt.attacker, row_figures(attempt, target.rows, target.encoding, guesses, target.public)
     return RowOutcome(
         attack=attacker.name,

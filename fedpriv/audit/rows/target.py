@@ -19,9 +19,9 @@ from fedpriv.attacks.lab.same_net import rows_on_same_net
 from fedpriv.attacks.lab.trial import Attacker, Mounted, NotTried, Trial, difference_reasons
 from fedpriv.attacks.scoring.row_scores import in_order, right_cells, typical_row
 from fedpriv.audit.images.target import Doubts, Source, hidden_layers, unexplained
+from fedpriv.audit.judge.rows import BY_CHANCE
 from fedpriv.audit.record.base import Message, Record
 from fedpriv.audit.rows.figures import by_chance, whole_rows
-from fedpriv.audit.judge.rows import BY_CHANCE
 from fedpriv.errors import UsageError
 
 TYPICAL, OTHERS = "means and most frequent levels", "other rows"

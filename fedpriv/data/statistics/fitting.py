@@ -37,17 +37,19 @@ class SampleKind:
         columns: of a table.
         channels: of images, or of arrays.
         images: whether the samples are images.
+        arrays: the column of the arrays.
     """
 
     columns: tuple[ColumnForm, ...] = ()
     channels: int = 0
     images: bool = False
+    arrays: str | None = None
 
     @classmethod
     def of_cells(cls, cells: Sequence[Cells]) -> SampleKind:
         """That of a table, or of arrays."""
         if isinstance(arrays := cells[0], ArrayCells):
-            return cls((), arrays.train.shape[1])
+            return cls((), arrays.train.shape[1], arrays=arrays.name)
         columns = (column for column in cells if not isinstance(column, ArrayCells))
         return cls(
             tuple(ColumnForm(column.name, column.kind, column.unit or None, column.left_out or None) for column in columns)

@@ -177,7 +177,7 @@ def _array_cells(train: Rows, test: Rows, name: str) -> ArrayCells:
 def _cells(train: Rows, test: Rows, name: str, columns: Columns, left_out: str) -> Cells:
     (seen, rows), (unseen, test_rows) = ((table.column(name), rows) for table, rows in (train, test))
     if left_out == EMPTY:
-        return EmptyCells(name, *(np.full(len(places), np.nan) for places in (rows, test_rows)), left_out)
+        return EmptyCells(name, np.full(len(rows), np.nan), np.full(len(test_rows), np.nan), left_out)
     declared = name in columns.categories
     numbers, other = (None, None) if declared else (numbers_of(seen), numbers_of(unseen))
     if not declared and (numbers is None) != (other is None) and unseen.null_count < len(unseen):

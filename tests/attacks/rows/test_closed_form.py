@@ -25,19 +25,20 @@ def messages(setting: RowSetting, seed: int = 0) -> tuple[list[Observation], Ten
     return setting.observations(rows, labels, seed), rows
 
 
-def recovered(setting: RowSetting, seed: int = 0, attack: ClosedForm = ClosedForm()) -> tuple[Tensor, Tensor]:
+def recovered(setting: RowSetting, seed: int = 0) -> tuple[Tensor, Tensor]:
     """The rows, in the order of the true ones, and the true ones."""
     observed, rows = messages(setting, seed)
-    return in_order(attack.run(observed, seed).raw, rows, setting.encoding, len(observed))[0], rows
+    return in_order(ClosedForm().run(observed, seed).raw, rows, setting.encoding, len(observed))[0], rows
 
 
 @pytest.mark.parametrize("smooth", [False, True])
 @pytest.mark.parametrize("steps", [0, 1, 5])
 def test_a_single_row_is_exact(smooth: bool, steps: int) -> None:
-    observed, rows = messages(RowSetting(smooth=smooth, steps=steps))
+    setting = RowSetting(smooth=smooth, steps=steps)
+    observed, rows = messages(setting)
     result = ClosedForm().run(observed)
     torch.testing.assert_close(result.raw, rows, atol=1e-3 if steps else 1e-4, rtol=0)
-    assert result.labels.tolist() == [-1] * 4 and (result.loss == 0).all()
+    assert result.labels.tolist() == setting.truth(0)[1].tolist() and (result.loss == 0).all()
     assert result.cells[0][4:] == result.encoding.decode(rows)[0][4:]
 
 
@@ -56,14 +57,26 @@ def test_a_batch_of_numbers_is_exact_behind_relu() -> None:
     assert why is not None and "no ReLU" in why and ClosedForm.harder(messages(setting)[0][0]) is None
 
 
-def test_repeated_rows_are_returned_once() -> None:
-    setting = RowSetting(rows=4, per_message=4)
+def test_repeated_rows_are_counted() -> None:
+    setting = RowSetting(rows=6, per_message=6)
     rows, labels = setting.truth(0)
-    rows[3] = rows[2]
+    rows[3], rows[5], labels[3], labels[5] = rows[2], rows[2], labels[2], labels[2]
     (message,) = setting.observations(rows, labels, 0)
-    raw = ClosedForm().run([message]).raw
-    raw, index = in_order(raw, rows, setting.encoding, 1)
-    assert score_rows(raw, rows, setting.encoding).rows.successes == 3
+    result = ClosedForm().run([message])
+    raw, index = in_order(result.raw, rows, setting.encoding, 1)
+    scores = score_rows(raw, rows, setting.encoding)
+    assert scores.rows.successes == 6 and result.labels.sum() == labels.sum()
+    assert sorted(result.labels[index].tolist()) == sorted(labels.tolist())
+    hidden = {name: tensor for name, tensor in message.weights.items() if not name.startswith("top.")}
+    once = ClosedForm().run([replace(message, weights=hidden)])
+    raw, _ = in_order(once.raw, rows, setting.encoding, 1)
+    assert score_rows(raw, rows, setting.encoding).rows.successes == 4 and (once.labels == -1).all()
+
+
+def test_the_rows_are_told_from_their_sums_and_differences() -> None:
+    """Of 16 rows with few levels, some sums of rows are one-hot, too; only the rows' gradients mix to the message."""
+    raw, rows = recovered(RowSetting(rows=16, per_message=16), seed=1)
+    torch.testing.assert_close(raw, rows, atol=1e-2, rtol=0)
 
 
 def test_an_unknown_number_of_rows_gives_those_that_are_exact() -> None:

@@ -13,10 +13,10 @@ from fedpriv.attacks.attack import RowAttack, row_attack, row_attacks
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.row_reconstruction import RowReconstruction
 from fedpriv.attacks.lab.row_attempts import Rows, row_attacker
+from fedpriv.attacks.lab.row_controls import negative_control, positive_control
 from fedpriv.attacks.lab.setting import RowSetting
 from fedpriv.attacks.lab.trial import Trial
 from fedpriv.attacks.rows.closed_form import ClosedForm
-from fedpriv.attacks.lab.row_controls import negative_control, positive_control
 from fedpriv.attacks.scoring.row_scores import typical_row
 
 
