@@ -55,9 +55,10 @@ class FinalModel:
 
     def logits(self, inputs: Inputs) -> Tensor:
         """Logits ``(B, C)``; texts are cut to the longest of the batch."""
-        if isinstance(inputs, Tensor):
-            trim = getattr(self.net.net.encoder, "trim", None)
-            inputs = laid_out(inputs) if inputs.ndim == 4 else inputs if trim is None else trim(inputs)
+        if isinstance(inputs, Tensor) and inputs.ndim == 4:
+            inputs = laid_out(inputs)
+        elif (trim := getattr(self.net.net.encoder, "trim", None)) is not None:
+            inputs = trim(inputs)
         logits: Tensor = self.net(*tensors(inputs).values())
         return logits
 
