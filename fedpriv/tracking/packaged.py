@@ -11,6 +11,7 @@ import numpy as np
 import fedpriv
 from fedpriv.data.encoding import Column, NumberColumn
 from fedpriv.data.preprocessing.stored import Preprocessing
+from fedpriv.data.user_data.numbers import DATED
 from fedpriv.tracking.store import quiet_mlflow
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ TAKEN = ("rows", "images", "texts")
 _PACKAGES = ("mlflow", "torch", "numpy", "pandas", "pyarrow", "pydantic", "pyyaml")
 _FOR_TEXTS = ("transformers", "tokenizers")
 _FOR_IMAGES = ("pillow",)
-_DATED = ("date", "time")
 
 
 def save_mlflow_model(path: Path, content: Path, preprocessing: Preprocessing, about: str, **ids: str) -> None:
@@ -81,7 +81,7 @@ def _signature(preprocessing: Preprocessing) -> ModelSignature:
 def _about(column: Column) -> str:
     """What a column holds, which the signature does not say."""
     if isinstance(column, NumberColumn):
-        return column.unit if column.unit in _DATED else f"number, written with {column.unit}" if column.unit else "number"
+        return column.unit if column.unit in DATED else f"number, written with {column.unit}" if column.unit else "number"
     return f"one of {', '.join(map(repr, column.levels))}"
 
 
@@ -102,6 +102,6 @@ def _typical(column: Column) -> object:
 
     if not isinstance(column, NumberColumn):
         return column.levels[0]
-    if column.unit in _DATED:
+    if column.unit in DATED:
         return pd.Timestamp(column.mean, unit="us") if column.unit == "date" else None
     return column.mean if column.unit is None else f"{column.mean:g}{column.unit}"

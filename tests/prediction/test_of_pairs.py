@@ -18,7 +18,7 @@ from tests.prediction.conftest import Train
 @pytest.mark.slow
 @pytest.mark.parametrize("tune", ["full", "head"])
 def test_the_server_s_model_has_the_accuracy_that_the_run_reports(tune: str, train: Train, tmp_path: Path) -> None:
-    write_pairs(tmp_path / "pairs", 48, 24, 32, 0)
+    write_pairs(tmp_path / "pairs", 60, 30, 32, 0)
     model = {"backbone": "moon_cnn", "pretrained": False, "projection": None, "encoder": "tiny", "tune": tune}
     options: dict[str, Any] = {"partition": "iid", "clients": 2, "rounds": 1, "local_epochs": 1, "lr": 0.05}
     keys = {f"model.{name}": value for name, value in model.items()}
