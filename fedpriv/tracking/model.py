@@ -36,14 +36,14 @@ def send_model(client: MlflowClient, run: Run, file: Path, facts: Mapping[str, A
     about = f"{facts['method']} on {Path(facts['dataset']).name}: {_PARTS[form['part']]}. {_inputs(form)}"
     logged = client.create_logged_model(experiment, "model", run_id, model_type=form["part"], tags={"mlflow.note.content": about})
     with TemporaryDirectory() as folder:
-        _write_model(Path(folder), file, form, about, facts, {"run_id": run_id, "model_id": str(logged.model_id)})
+        _write_model(Path(folder), file, form, about, facts, run_id, str(logged.model_id))
         client.log_model_artifacts(logged.model_id, folder)
     client.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)
     client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, summary["rounds"])])
 
 
 def _write_model(
-    folder: Path, file: Path, form: Mapping[str, Any], about: str, facts: Mapping[str, Any], ids: Mapping[str, str]
+    folder: Path, file: Path, form: Mapping[str, Any], about: str, facts: Mapping[str, Any], run_id: str, model_id: str
 ) -> None:
     """Write MLflow's files of a model. A classifier of rows or images takes them as they are, any other model its inputs."""
     from mlflow import pyfunc
@@ -60,10 +60,10 @@ def _write_model(
             content.mkdir()
             shutil.copyfile(file, content / MODEL_FILE)
             kept.save(content / FILE)
-            save_mlflow_model(folder, content, kept, about, **ids)
+            save_mlflow_model(folder, content, kept, about, run_id, model_id)
         return
     metadata = {"part": form["part"], "description": about, "classes": form["classes"]}
-    model = Model(**ids, signature=_signature(form), metadata=metadata)
+    model = Model(run_id=run_id, model_id=model_id, signature=_signature(form), metadata=metadata)
     model.add_flavor("pytorch", model_data="data", pytorch_version=facts["versions"]["torch"], code=None)
     if len(form["inputs"]) == 1:  # pyfunc models have one input
         pyfunc.add_to_model(model, loader_module="mlflow.pytorch", data="data", model_config={"device": None})

@@ -28,7 +28,9 @@ _FOR_TEXTS = ("transformers", "tokenizers")
 _FOR_IMAGES = ("pillow",)
 
 
-def save_mlflow_model(path: Path, content: Path, preprocessing: Preprocessing, about: str, **ids: str) -> None:
+def save_mlflow_model(
+    path: Path, content: Path, preprocessing: Preprocessing, about: str, run_id: str | None = None, model_id: str | None = None
+) -> None:
     """Write an MLflow model into a new folder.
 
     Its flavours are ``python_function``, from raw samples to predictions, and ``pytorch``, from the net's inputs to logits.
@@ -36,7 +38,7 @@ def save_mlflow_model(path: Path, content: Path, preprocessing: Preprocessing, a
     Args:
         content: a folder with the exported program ``model.pt2``, the preprocessing and, for texts, the tokenizer.
         about: a line on what the model is.
-        ids: ``run_id`` and ``model_id`` of a model that is logged.
+        run_id, model_id: of a model that is logged.
     """
     quiet_mlflow()
     from mlflow import pyfunc
@@ -46,7 +48,7 @@ def save_mlflow_model(path: Path, content: Path, preprocessing: Preprocessing, a
     requirements = [f"{package}=={version(package).partition('+')[0]}" for package in (*_PACKAGES, *more)]
     columns = {column.name: _about(column) for column in preprocessing.columns}
     metadata = {"description": about, "classes": list(preprocessing.classes), **({"columns": columns} if columns else {})}
-    model = Model(metadata=metadata, **ids)
+    model = Model(metadata=metadata, run_id=run_id, model_id=model_id)
     model.add_flavor("pytorch", model_data=f"data/{content.name}", pytorch_version=version("torch"), code=None)
     pyfunc.save_model(
         path,
