@@ -18,7 +18,7 @@ from fedpriv.data.encoding import MOST_LEVELS
 from fedpriv.data.labels import spellings
 from fedpriv.data.statistics.cells import ArrayCells, CategoryCells, Cells, EmptyCells, NumberCells
 from fedpriv.data.tables.joined import Joined
-from fedpriv.data.user_data.numbers import Numbers, are_identifiers, is_string, no_number, numbers_of, units_differ
+from fedpriv.data.user_data.numbers import DATED, Numbers, are_identifiers, is_string, no_number, numbers_of, units_differ
 from fedpriv.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ TEXTS = "text: over half of its values are distinct"
 EMPTY = "empty"
 ROW_NUMBERS = "row numbers"
 IDENTIFIERS = "identifiers: another whole number in every row"
-DATED = {"date": "dates", "time": "times"}
 _NUMBERS = (ROW_NUMBERS, IDENTIFIERS, *DATED.values())
 """Reasons why a column of numbers is no feature unless it is named as one."""
 Rows = tuple["Table", NDArray[np.int64]]
