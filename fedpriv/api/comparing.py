@@ -126,14 +126,24 @@ def _finished(folders: Sequence[Path], rows: Sequence[Mapping[str, Any]], named:
     return {
         place: FinishedRun(
             label,
-            RunFolder(folder).config_as_data().method.name,
+            (method := RunFolder(folder).config_as_data().method.name),
             tuple(row[key] for key in same),
             scores(folder)[score].per_client,
-            _compared(folder),
+            _with_epochs(_compared(folder), method),
         )
         for place, (folder, row, label) in enumerate(zip(folders, rows, named, strict=True))
         if row["status"] == "finished" and score in row["scores"]
     }
+
+
+def _with_epochs(config: Mapping[str, str], method: str) -> dict[str, str]:
+    """A config whose ``train.local_epochs`` are all epochs of a round, as baselines count them."""
+    local, given = config["train.local_epochs"], config.get("method.epochs", "None")
+    if method in BASELINES:
+        epochs = str(10 + int(local)) if given == "None" else given
+    else:
+        epochs = str(int(local) + int(config.get("method.head_epochs", 0)))
+    return {**config, "train.local_epochs": epochs}
 
 
 def _gain_columns(finished: Mapping[int, FinishedRun], runs: int, score: Score) -> dict[str, list[float | None]]:

@@ -55,9 +55,10 @@ class FinalModel:
 
     def logits(self, inputs: Inputs) -> Tensor:
         """Logits ``(B, C)``; texts are cut to the longest of the batch."""
-        if isinstance(inputs, Tensor):
-            trim = getattr(self.net.net.encoder, "trim", None)
-            inputs = laid_out(inputs) if inputs.ndim == 4 else inputs if trim is None else trim(inputs)
+        if isinstance(inputs, Tensor) and inputs.ndim == 4:
+            inputs = laid_out(inputs)
+        elif (trim := getattr(self.net.net.encoder, "trim", None)) is not None:
+            inputs = trim(inputs)
         logits: Tensor = self.net(*tensors(inputs).values())
         return logits
 
@@ -68,7 +69,7 @@ class FinalModel:
             warn: called with lines on how the samples were read.
         """
         encoded = encode(samples, self.preprocessing, self.tokenizer, warn)
-        return predict(self.logits, encoded, self.preprocessing.classes)
+        return predict(self.logits, encoded, self.preprocessing)
 
 
 def final_model(folder: RunFolder, client: int | str | None = None) -> FinalModel:
@@ -107,7 +108,8 @@ def final_model(folder: RunFolder, client: int | str | None = None) -> FinalMode
     about = f"{config.called} on {Path(config.data.name).name}, " + (
         "the server's model" if number is None else f"client {number}'s"
     )
-    return FinalModel(Plain(net, names, "classifier").eval(), preprocessing, encoder and encoder.tokenizer, about, notes)
+    tokenizer = None if encoder is None else encoder.tokenizer
+    return FinalModel(Plain(net, names, "classifier").eval(), preprocessing, tokenizer, about, notes)
 
 
 def restored_preprocessing(folder: RunFolder) -> tuple[Preprocessing, Encoder | None]:
@@ -153,7 +155,7 @@ def _check_trained(folder: RunFolder, agreement: Agreement, client: int | None) 
             f"{folder.path}: under {config.called} each client has its own {roles}, so the server has no whole model; "
             f"client=0 to client={last} give the clients' (--client on the command line)"
         )
-    known = {*agreement.sent_names, *method.tested_names}
+    known = {*(method.server_names if method.pools else agreement.sent_names), *method.tested_names}
     if unknown := [name for name in trained if name not in known]:
         raise UsageError(
             f"{folder.path} has no whole model: a mask keeps {unknown[0]} from every message ({len(unknown)} tensors)"
@@ -162,8 +164,8 @@ def _check_trained(folder: RunFolder, agreement: Agreement, client: int | None) 
 
 def _server_row(folder: RunFolder, agreement: Agreement) -> tuple[Tensor, dict[str, Tensor]]:
     """The server's model ``(p,)``, and the constants of the net that are stored with it."""
-    row, names = agreement.initial.clone(), agreement.method.shared_names
-    if not names:  # nothing is sent
+    row, names = agreement.initial.clone(), agreement.method.server_names
+    if not names:  # each client has its own
         return row, {}
     file = folder.weights / "server.safetensors"
     tensors, space = load_tensors(file), agreement.space

@@ -105,6 +105,17 @@ def test_runs_are_compared_by_the_score_that_they_are_ranked_by(tmp_path: Path) 
     assert "fedavg over local: -0.100 Brier score (95 %: " in shown.stdout
 
 
+def test_it_says_if_the_baseline_trains_for_other_epochs(tmp_path: Path) -> None:
+    runs = [folder(tmp_path, method, [0.5, 0.6]) for method in ("local", "fedavg", "fedrep")]
+    for run, options in zip(runs, ({}, {}, {"head_epochs": 10}), strict=True):
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        config["method"] = {"name": config["method"]["name"], **options}
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+    gains = fedpriv.gains(runs).set_index("label")
+    assert gains.differ["fedavg"] == ("train.local_epochs",), "5 epochs, and 10 more at the baseline"
+    assert gains.differ["fedrep"] == (), "which are those of its head"
+
+
 def warnings_of(tmp_path: Path, *runs: Path) -> str:
     return CliRunner().invoke(main, ["compare", *map(str, runs), "--output", str(tmp_path / "out.png")]).stderr
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from math import ceil
 from pathlib import Path
@@ -186,3 +187,16 @@ def test_its_model_is_the_server_s(tmp_path: Path) -> None:
     assert summary is not None and summary["protocols"]["global_test"] is not None
     with pytest.raises(UsageError, match="finished"):
         resume(outcome.folder.path)
+
+
+def test_it_predicts_for_new_rows(patients: Path, tmp_path: Path) -> None:
+    import fedpriv
+
+    options = {**TABLE, "data.name": str(patients), "tracking.uri": "none"}
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        run = fedpriv.train(method="pooled", runs_dir=tmp_path, rounds=5, lr=0.1, **options)
+    assert not [note for note in notes if "sends" in str(note.message)]
+    assert run.bytes_up == run.bytes_down == 0, "statistics of columns are no messages either"
+    old, young = run.predict({"age": [80.0, 20.0], "dose": [2.0, -2.0]}).itertuples()
+    assert (old.prediction, young.prediction) == ("yes", "no") and old.probability_yes > 0.9
