@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedpriv.audit.public import Report, audit
     from fedpriv.config import RunConfig
     from fedpriv.errors import FedprivError, UsageError
+    from fedpriv.recorder.start import recording
     from fedpriv.wire import Payload
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "compare",
     "gains",
     "load",
+    "recording",
     "resume",
     "rounds",
     "train",
@@ -48,6 +50,7 @@ _WHERE = {
     "compare": "fedpriv.api.comparing",
     "gains": "fedpriv.api.comparing",
     "load": "fedpriv.api.run",
+    "recording": "fedpriv.recorder.start",
     "resume": "fedpriv.api.training",
     "rounds": "fedpriv.api.training",
     "train": "fedpriv.api.training",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from fedpriv.evaluation.protocols import ScoreSummary
     from fedpriv.prediction.restored import FinalModel
+    from fedpriv.samples import Inputs
 
 
 class Run:
@@ -168,13 +169,14 @@ class Run:
         """
         return self._final(client).net
 
-    def inputs(self, samples: Any) -> Tensor:
-        """New samples as the net takes them; :meth:`predict` says in which forms they may be given."""
+    def inputs(self, samples: Any) -> Inputs:
+        """New samples as the net takes them; :meth:`predict` says in which forms they may be given. Of pairs, the net takes the
+        images and the texts as two arguments."""
         from fedpriv.prediction.predictor import encode
         from fedpriv.prediction.restored import restored_preprocessing
 
         preprocessing, encoder = restored_preprocessing(self.folder)
-        return encode(samples, preprocessing, encoder and encoder.tokenizer, _warn).inputs
+        return encode(samples, preprocessing, None if encoder is None else encoder.tokenizer, _warn).inputs
 
     def predict(self, samples: Any, client: int | str | None = None) -> DataFrame:
         """The predicted class of each sample (``prediction``), and a column with the probability of each class
@@ -183,7 +185,8 @@ class Run:
         Args:
             samples: rows of a table, as a DataFrame, a mapping of columns, an array, or the path of a CSV or parquet file, with
                 columns that are called as in training (others are ignored); images, as an array, PIL images, paths, or a
-                folder; texts, as a list, a column, or the path of a file.
+                folder; texts, as a list, a column, or the path of a file; pairs, as (images, texts), or the path of a table with
+                both.
             client: as for :meth:`model`.
 
         Raises:

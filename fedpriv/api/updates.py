@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fedpriv.attacks.api.inversion import check_normalisation, sgd
 from fedpriv.attacks.api.tensors import Message, check_no_weights, read_message
 from fedpriv.attacks.api.user_net import cut
-from fedpriv.audit.answer import NOT_KNOWN, NOTHING
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.progress import check_budget
 from fedpriv.audit.public import Report
@@ -112,8 +111,7 @@ def audit_update(
     )  # fmt: skip
     with with_threads(1):  # as in fedpriv attack
         run, pictures = audit_record(record, record.facts(), AuditOptions(seed=seed, budget=budget), say or (lambda text: None))
-    known = run.concluded.level in (NOT_KNOWN, NOTHING)
-    change, command = changes(run, []) if known else ("A run with a defence, audited.", None)
+    change, command = changes(run, [])
     run = replace(run, answer=replace(run.concluded, change=change, command=command))
     audit = Audit(
         created=created,

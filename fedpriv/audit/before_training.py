@@ -60,6 +60,9 @@ def _statistics(message: Sealed, inquiry: Inquiry) -> Iterator[tuple[str, str]]:
 def _moments(column: Moments) -> str:
     if not column.count:
         return "no number"
+    if column.count <= 2:  # which their sum and the sum of their squares give away
+        numbers = {formats.short(column.mean + sign * column.deviation) for sign in (-1, 1)}
+        return f"{column.count} numbers, which are told with that: {', '.join(sorted(numbers))}"
     return f"{column.count:,} numbers, mean {formats.short(column.mean)}, standard deviation {formats.short(column.deviation)}"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedpriv.audit import report
 from fedpriv.audit.conditions import conditions, first_met
@@ -18,6 +19,7 @@ from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.results import AuditedRun, to_json
 from fedpriv.audit.run_audit import Audited, AuditOptions
 from fedpriv.files import check_place
+from fedpriv.recorder.reader import is_record
 from fedpriv.seeding import default_torch
 from fedpriv.tracking import ForeignStore, TrackingError, find_run, sync
 from fedpriv.untrusted.names import printable
@@ -108,13 +110,14 @@ def audit(
     workers: int = 1,
     output: str | os.PathLike[str] | None = None,
     runs_dir: str | os.PathLike[str] = "runs",
+    model: nn.Module | None = None,
     say: Callable[[str], object] | None = None,
 ) -> Report:
     """Audit what finished runs leak, as ``fedpriv audit`` does, and write the report into each run's folder.
 
     Args:
         runs: one or several runs, which are compared: run objects, run folders, run ids, or unique beginnings of a folder's name
-            in ``runs_dir``.
+            in ``runs_dir``; or folders of records (:func:`fedpriv.recording`).
         messages: number of messages to attack in each run.
         label_shadows: shadow clients for inferring label sets; 0: none.
         membership_shadows: shadow models for each client, an even number of at least 4; 0: no membership inference.
@@ -124,6 +127,7 @@ def audit(
         workers: processes. Results do not depend on them, unless a budget cuts them. One by default, as a notebook has threads
             that a forked process would not have.
         output: another folder for the report.
+        model: the net of records that name none, in the mode in which clients train.
         say: called with each step, such as ``print``.
 
     Raises:
@@ -131,14 +135,14 @@ def audit(
         FedprivError: a file is damaged, or a control failed, so that there can be no result.
     """
     given = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
-    folders = [find_run(os.fspath(run), Path(runs_dir)) for run in given]
+    folders = [Path(run) if is_record(Path(run)) else find_run(os.fspath(run), Path(runs_dir)) for run in given]
     options = AuditOptions(messages, label_shadows, membership_shadows, singles, seed, budget)
     places = [] if output is None else [Path(output)]
     defaults = asdict(AuditOptions())
     others = [f"{name}={value!r}" for name, value in asdict(options).items() if value != defaults[name]]
     command = f"fedpriv.audit({', '.join([str([folder.name for folder in folders]), *others])})"
-    written = audit_folders(folders, options, command, workers, places, say or (lambda text: None))
-    for folder in folders:
+    written = audit_folders(folders, options, command, workers, places, say or (lambda text: None), model)
+    for folder in (folder for folder in folders if not is_record(folder)):
         try:
             sync(folder, None)
         except (TrackingError, ForeignStore) as error:
@@ -153,11 +157,13 @@ def audit_folders(
     workers: int,
     places: Sequence[Path],
     say: Callable[[str], object],
+    model: nn.Module | None = None,
 ) -> Report:
     """Audit runs, and write the report into some places and the folder ``audit`` of each run; errors as for :func:`audit`.
 
     Args:
-        command: for the record.
+        command: for the report.
+        model: the net of records that name none.
     """
     for place in places:
         check_place(place, "--output names another folder")
@@ -165,7 +171,7 @@ def audit_folders(
         check_place(folder / "audit", "the folder of a run gets the report on it")
     with default_torch():
         torch.set_num_threads(1)
-        result = Report(report.audit(folders, options, command, workers, say))
+        result = Report(report.audit(folders, options, command, workers, say, model))
     for place in (*places, *(folder / "audit" for folder in folders)):
         result.write(place)
     return result

@@ -19,8 +19,11 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
+from torch import nn
+
 from fedpriv.attacks.text.controls import text_controls
 from fedpriv.audit.finished import UNFINISHED
+from fedpriv.audit.foreign.audit import audit_recorded
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.results import Audit, AuditedRun, ControlResult, Cost, distinct, read_audit, to_json
@@ -31,6 +34,7 @@ from fedpriv.errors import FedprivError
 from fedpriv.files import Damaged, write_atomically
 from fedpriv.plugins import load_inherited
 from fedpriv.processes import die_with_parent
+from fedpriv.recorder.reader import is_record
 from fedpriv.samples import Modality
 from fedpriv.simulation.inputs.pairs import PAIR_MODEL
 from fedpriv.untrusted import plain_yaml
@@ -40,12 +44,15 @@ Part = tuple[AuditedRun, Mapping[str, bytes]]
 """A run with its pictures."""
 
 
-def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers: int, say: Say) -> Audited:
+def audit(
+    run_dirs: Sequence[Path], options: AuditOptions, command: str, workers: int, say: Say, model: nn.Module | None = None
+) -> Audited:
     """Audit runs, and compare each with the undefended run of the same kind among them.
 
     Args:
         command: the command line, for the record.
         workers: processes, each with one torch thread.
+        model: the net of records that name none.
 
     Raises:
         UsageError: one of the runs cannot be audited.
@@ -53,12 +60,17 @@ def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers
     """
     began, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     modalities = set[Modality]()
-    for run_dir in run_dirs:  # read everything before the controls and the first audit, which may take hours
+    runs_of = [run_dir for run_dir in run_dirs if not is_record(run_dir)]
+    for run_dir in runs_of:  # read everything before the controls and the first audit, which may take hours
         record, _ = check(run_dir)
         record.verify()
         modalities |= set(_modalities(record.config))
     controls = _text_controls(modalities, options.seed, say)
-    parts = _in_processes(run_dirs, options, workers, say)
+    finished = dict(zip(runs_of, _in_processes(runs_of, options, workers, say), strict=True))
+    parts = [
+        finished[run_dir] if run_dir in finished else audit_recorded(run_dir, model, options, _named(run_dir, say))
+        for run_dir in run_dirs
+    ]
     runs = _compared([run for run, _ in parts])
     audit = Audit(
         created=created,
@@ -141,7 +153,7 @@ def _text_controls(modalities: Collection[str], seed: int, say: Say) -> list[Con
 
 
 def _in_processes(run_dirs: Sequence[Path], options: AuditOptions, workers: int, say: Say) -> list[Part]:
-    if workers <= 1 or len(run_dirs) == 1:
+    if workers <= 1 or len(run_dirs) <= 1:
         return [audit_run(run_dir, options, _named(run_dir, say), workers) for run_dir in run_dirs]
     context = multiprocessing.get_context("spawn")
     manager = SyncManager(ctx=context)
@@ -181,9 +193,10 @@ def _relay(progress: Queue[str | None], say: Say) -> None:
 
 def _compared(runs: Sequence[AuditedRun]) -> tuple[AuditedRun, ...]:
     """The runs with the cost of their defences, and with what would change their answers, by comparison with the others."""
-    configs, compared = [_without_defence(run) for run in runs], []
+    configs, compared = [_without_defence(run) if run.source == "run" else None for run in runs], []
     for run, config in zip(runs, configs, strict=True):
-        alike = [other for other, its in zip(runs, configs, strict=True) if other is not run and its == config]
+        others = [] if config is None else zip(runs, configs, strict=True)
+        alike = [other for other, its in others if other is not run and its == config]
         sentence, command = changes(run, alike)
         answer = replace(run.concluded, change=sentence, command=command)
         compared.append(replace(run, cost=_cost_beside(run, alike), answer=answer))

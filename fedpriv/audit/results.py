@@ -43,28 +43,30 @@ class Sender:
     Attributes:
         client: its number; ``None``: a sum.
         clients: how many are in the sum; ``trained``: how many of them had a batch to train on.
+        name: of the client, where it has one.
     """
 
     client: int | None
     clients: int = 1
     trained: int = 1
+    name: str = ""
 
     @property
     def short(self) -> str:
         """``3``, or ``sum of 10``."""
         if self.client is not None:
-            return str(self.client)
+            return self.name or str(self.client)
         return f"sum of {self.clients}{self._few}"
 
     @property
     def named(self) -> str:
         """``client 3``, or ``sum of 10``."""
-        return self.short if self.client is None else f"client {self.client}"
+        return self.short if self.client is None else f"client {self.short}"
 
     def message_of(self, round: int) -> str:
         """``client 3's message of round 1``, or ``the sum of 10 clients' uploads of round 1``."""
         if self.client is not None:
-            return f"client {self.client}'s message of round {round}"
+            return f"client {self.short}'s message of round {round}"
         return f"the sum of {self.clients} clients' uploads of round {round}{self._few}"
 
     @property
@@ -855,7 +857,8 @@ class AuditedRun:
     """One audited run, or one update of a training loop.
 
     Attributes:
-        is_update: it is one update; what only a run has is empty.
+        source: where its messages come from: a run, one update, or a record of a federation elsewhere. What only a run has is
+            empty for the others.
         modalities: of its samples; empty: rows of a table.
         participants: clients in a round.
         defence: transforms, secure aggregation and differential privacy, as they are named.
@@ -874,7 +877,7 @@ class AuditedRun:
     name: str
     run_id: str
     run_dir: str = ""
-    is_update: bool = False
+    source: Literal["run", "update", "record"] = "run"
     method: str
     title: str
     paper: str = ""

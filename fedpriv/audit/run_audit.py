@@ -22,7 +22,7 @@ from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import Attacked, on_message, on_single_images
 from fedpriv.audit.judge import images, rows, texts
 from fedpriv.audit.membership.label_leaks import infer_labels, label_findings, shadow_labels
-from fedpriv.audit.membership.rounds import in_rounds
+from fedpriv.audit.membership.rounds import InRounds, in_rounds
 from fedpriv.audit.progress import END, BudgetSpent, Progress, Say, check_budget, keep_moments, last_moments, spent
 from fedpriv.audit.record.base import Record
 from fedpriv.audit.record.run import RunRecord
@@ -263,6 +263,8 @@ def _of_clients(run: AuditedRun, record: Record, options: AuditOptions, progress
     run = replace(run, labels=labels.labels, label_rules=labels.rules, labels_over_rounds=labels.over_rounds)
     if isinstance(record, RunRecord):
         return _by_simulation(run, record, options, progress)
+    if options.membership_shadows and (members := record.members(options.seed, progress)) is not None:
+        run = _with_members(run, members)
     progress.end_step()
     return _Findings(run, {}, progress.times, progress.moments)
 
@@ -292,8 +294,6 @@ def _by_simulation(run: AuditedRun, record: RunRecord, options: AuditOptions, pr
     centers = _centers(record, not_run, pictures, progress)
     earlier = _rounds(record, options.messages) if options.messages > 1 else []
     members = in_rounds(record, earlier, options.membership_shadows, options.seed, progress)
-    if members.refused is not None:
-        not_run["membership"] = members.refused
     if record.encoding is not None:
         chosen = _easiest(record, _chosen(record, options.messages))
         attributes = infer_attributes(record, chosen, options.seed, progress)
@@ -301,17 +301,20 @@ def _by_simulation(run: AuditedRun, record: RunRecord, options: AuditOptions, pr
         if attributes.refused is not None:
             not_run["attributes"] = attributes.refused
     progress.end_step()
-    run = replace(
+    run = replace(run, shadow_labels=shadows, mean_colours=colours, centers=tuple(centers), not_run=not_run)
+    run = _with_members(run, members)
+    return _Findings(run, pictures, progress.times, progress.moments, members.epsilon)
+
+
+def _with_members(run: AuditedRun, members: InRounds) -> AuditedRun:
+    """The run with its results of membership inference."""
+    return replace(
         run,
-        shadow_labels=shadows,
-        mean_colours=colours,
-        centers=tuple(centers),
         membership=members.outcomes,
         membership_controls=members.controls,
         membership_limit=members.limit,
-        not_run=not_run,
+        not_run={**run.not_run, **({} if members.refused is None else {"membership": members.refused})},
     )
-    return _Findings(run, pictures, progress.times, progress.moments, members.epsilon)
 
 
 def _centers(

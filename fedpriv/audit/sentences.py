@@ -50,7 +50,7 @@ def verdict(run: AuditedRun) -> list[str]:
         *shadows(run.shadow_labels),
         *_membership(run),
         *attributes(run),
-        *([] if run.is_update else _epsilon(run.epsilon)),  # one message does not say how it was made
+        *([] if run.source != "run" else _epsilon(run.epsilon)),  # one message does not say how it was made
     ]
 
 

@@ -32,6 +32,7 @@ for _module in (
     "attack",
     "audit",
     "frontier",
+    "record",
     "new_plugin",
     "doctor",
 ):

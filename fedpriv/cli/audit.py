@@ -74,6 +74,9 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     "epsilon_measured, epsilon_excess or labels, such as 'recovered>0.05,epsilon>8'; epsilon_excess>0: canaries show more than "
     "the privacy accountant claims.",
 )
+@click.option(
+    "--model", metavar="PACKAGE.MODULE:NAME", help="The net of a record that names none: a class or function without arguments."
+)
 @STORE
 @click.option("--runs-dir", type=FilePath(), default=Path("runs"), show_default=True, help="Folder of the runs.")
 def audit(
@@ -84,9 +87,10 @@ def audit(
     tracking_uri: str | None,
     runs_dir: Path,
     profile: bool,
+    model: str | None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Audit what finished runs leak.
+    """Audit what finished runs leak, or a recorded federation of another framework.
 
     Attacks the messages that clients really sent (`fedpriv train --keep-payloads` selects which ones a run keeps). Writes one
     report as HTML, Markdown and JSON: the contents of uploads, reconstructions, label and membership inference, the cost of
@@ -99,22 +103,25 @@ def audit(
     """
     loading()
     from fedpriv.audit.conditions import conditions
+    from fedpriv.audit.foreign.record import build_net
     from fedpriv.audit.public import audit_folders
     from fedpriv.audit.run_audit import AuditOptions
     from fedpriv.errors import ConditionMet
+    from fedpriv.recorder.reader import is_record
 
     if fail_if is not None:
         conditions(fail_if)  # refuses what is no condition, before the audit
     chosen = AuditOptions(**options)
-    folders = run_folders(runs, runs_dir)
+    folders = run_folders(runs, runs_dir, records=True)
+    net = None if model is None else build_net(model, {})
     out = console()
     processes = workers or os.cpu_count() or 1
     root = click.get_current_context().find_root()
     asked = hide_secrets(f"{root.info_name} {shlex.join(root.meta['fedpriv.given'])}")  # as it was typed
     places = [output] if output else []
-    report = audit_folders(folders, chosen, asked, processes, places, lambda text: out.print(text, soft_wrap=True))
+    report = audit_folders(folders, chosen, asked, processes, places, lambda text: out.print(text, soft_wrap=True), net)
     page = (output or folders[0] / "audit") / "audit.html"
-    for folder in folders:
+    for folder in (folder for folder in folders if not is_record(folder)):
         send(folder, tracking_uri, "the report", out)
     for run in report.runs:
         answer = run.concluded

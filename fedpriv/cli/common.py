@@ -112,14 +112,19 @@ def described_options(schema: Any) -> list[dict[str, Any]]:
     ]
 
 
-def run_folders(runs: tuple[str, ...], runs_dir: Path) -> list[Path]:
+def run_folders(runs: tuple[str, ...], runs_dir: Path, records: bool = False) -> list[Path]:
     """The folders of runs given as :func:`fedpriv.tracking.find_run` takes them, each once.
 
     Files of tracking and experiments beside the run folders are skipped, so that ``runs/*`` means the runs.
+
+    Args:
+        records: folders of records are taken, too.
     """
+    from fedpriv.recorder.reader import is_record
     from fedpriv.tracking import find_run
 
-    folders = [find_run(run, runs_dir) for run in runs if not _is_store(Path(run))]
+    given = [run for run in runs if not _is_store(Path(run))]
+    folders = [Path(run) if records and is_record(Path(run)) else find_run(run, runs_dir) for run in given]
     if not folders:
         raise UsageError(f"no runs among {', '.join(runs)}")
     return list({folder.resolve(): folder for folder in folders}.values())

@@ -65,7 +65,7 @@ def predict(
              fedpriv predict runs/a patients.csv --client 2
     """
     loading()
-    from fedpriv.prediction.predictor import PREDICTION
+    from fedpriv.data.preprocessing.stored import PREDICTION
 
     name, final = _final(run_name, runs_dir, client)
     predictions = final.predict(file, _warn)

@@ -169,6 +169,11 @@ class Reporter:
                 f"{statement['level']}-level DP",
                 Bold("epsilon ", bound(statement["epsilon"]), f" at delta {statement['delta']:g} ({how})"),
             ),
+            *(
+                []
+                if (share := statement.get("statistics_epsilon")) is None
+                else [("  statistics", f"epsilon {bound(share)} of it")]
+            ),
             ("  neighbours", f"{statement['adjacency']}; epsilon {replaced}"),
             ("  holds if", statement["holds_if"]),
             ("  randomness", statement["randomness"]),

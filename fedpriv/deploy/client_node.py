@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedpriv.agreement import Declared
 from fedpriv.client.statistics import Respondent
 from fedpriv.client.store import ClientStore
 from fedpriv.config import RunConfig
 from fedpriv.data.dataset import Dataset
-from fedpriv.data.encoding import Encoding
+from fedpriv.data.encoding import Encoding, NumberColumn
 from fedpriv.data.partitions.partition import Partition, make_partition
 from fedpriv.data.statistics.fitting import SampleKind
 from fedpriv.data.statistics.messages import read_text
@@ -33,7 +34,7 @@ from fedpriv.deploy.source import Source
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_json, save_json, write_atomically
 from fedpriv.noise_source import SecretSource
-from fedpriv.server.statistics import statistics_noise
+from fedpriv.server.statistics import noise_multiplier, statistics_noise
 from fedpriv.simulation.inputs.statistics import private_statistics
 from fedpriv.simulation.inputs.unseen import SampleForm
 from fedpriv.simulation.setup import Loaded, Read, lacking_modalities, partition_dataset, prepared_inputs, read
@@ -169,6 +170,10 @@ class ClientNode:
         self.requires.check(config := config_of(request))
         if (question := frame.sealed(request.get("message"))) is None:
             raise Refused("a question for statistics without a message")
+        if self.source.private and config.data.limit is not None and config.privacy.level == "none":
+            raise UsageError(
+                f"data.limit {config.data.limit}: sums over so many of a client's rows and over one less show a row; leave it out"
+            )
         parts, key = self._read(config), config.to_yaml()
         if question.kind == "inquiry" or self._respondent is None or self._respondent[0] != key:
             classes = tuple(str(name) for name in request.get("classes") or ())
@@ -301,7 +306,9 @@ class ClientNode:
         declared = declared_from_json(setup.get("declared"))
         if len(declared.trainable) > config.data.clients:
             raise UsageError(f"the server declares {len(declared.trainable)} clients of a run of {config.data.clients}")
-        loaded = self._load(config, self._kept_encoding(run, setup.get("encoding")), declared.class_names)
+        encoding = self._kept_encoding(run, setup.get("encoding"))
+        _check_noise(config, declared, encoding)
+        loaded = self._load(config, encoding, declared.class_names)
         here = _with_run_choices(config, loaded.config)
         if here.fingerprint() != config.fingerprint():
             raise UsageError(f"the config differs: {first_difference(config, here)}")
@@ -423,6 +430,19 @@ def _keep_latest(kept: dict[str, Any], run: str, value: object) -> None:
     kept[run] = value
     if len(kept) > MAX_RUNS_KEPT:
         del kept[next(iter(kept))]
+
+
+def _check_noise(config: RunConfig, declared: Declared, encoding: Encoding | None) -> None:
+    """Check what the server says that statistics have spent, which the client's own account begins with.
+
+    Raises:
+        UsageError: the run's config says something else.
+    """
+    if config.privacy.level != "sample" or encoding is None:
+        return
+    summed = encoding.mean or any(isinstance(column, NumberColumn) for column in encoding.columns)
+    if declared.statistics_noise != (noise := noise_multiplier(config) if summed else 0.0):
+        raise UsageError(f"the server declares statistics with noise {declared.statistics_noise:g}, and the run's is {noise:g}")
 
 
 def _with_run_choices(run: RunConfig, loaded: RunConfig) -> RunConfig:

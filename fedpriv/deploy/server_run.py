@@ -159,7 +159,7 @@ def clear_beginning(path: Path) -> None:
     if folder.partition_file.exists() or any(folder.checkpoints.glob("*")):
         return  # another run
     with folder.alone():
-        for name in ("config.yaml", "run.json"):
+        for name in ("config.yaml", "run.json", "preprocessing.json"):
             (path / name).unlink(missing_ok=True)
 
 

@@ -11,14 +11,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedpriv.data.preprocessing.stored import FILE
+from fedpriv.data.preprocessing.stored import FILE, MODEL, TOKENIZER
 from fedpriv.errors import FedprivError, UsageError, in_a_line
 from fedpriv.files import write_atomically
-from fedpriv.prediction.predictor import PREDICTION, PROBABILITY
 from fedpriv.prediction.restored import FinalModel
-from fedpriv.prediction.served import MODEL, TOKENIZER
 from fedpriv.simulation.final_model import exported
-from fedpriv.tracking.packaged import save_mlflow_model
+from fedpriv.tracking.packaged import TAKEN, save_mlflow_model
 
 Format = Literal["pt2", "mlflow"]
 
@@ -40,7 +38,7 @@ def export_model(final: FinalModel, path: Path, format: Format = "pt2") -> Path:
         _write(path, _program(final))
         return path
     preprocessing = final.preprocessing
-    if preprocessing.kind not in ("rows", "images", "texts"):
+    if preprocessing.kind not in TAKEN:
         raise UsageError(
             f"--format mlflow is for rows of a table, images and texts, and this run's samples are {preprocessing.kind}"
         )
@@ -51,10 +49,9 @@ def export_model(final: FinalModel, path: Path, format: Format = "pt2") -> Path:
         preprocessing.save(content / FILE)
         if final.tokenizer is not None:
             final.tokenizer.save_pretrained(content / TOKENIZER)
-        outputs = (PREDICTION, *(f"{PROBABILITY}{name}" for name in preprocessing.classes))
         part = path.with_name(path.name + ".part")
         try:
-            save_mlflow_model(part, content, preprocessing, outputs, final.about)
+            save_mlflow_model(part, content, preprocessing, final.about)
             part.replace(path)
         except OSError as error:
             raise FedprivError(f"cannot write {path}: {error.strerror}") from None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ from fedpriv.data.preprocessing.stored import Preprocessing
 from fedpriv.data.preprocessing.texts import read_texts
 from fedpriv.data.tokens import tokenise
 from fedpriv.errors import FedprivError, UsageError
-from fedpriv.samples import Inputs, in_chunks
+from fedpriv.samples import Inputs, Pairs, in_chunks, size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 CHUNK = 128
 """Samples per pass."""
-PREDICTION, PROBABILITY = "prediction", "probability_"
-"""The column of the predicted class, and what the names of the columns of probabilities begin with."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +32,12 @@ class Encoded:
     """Samples as inputs of a net.
 
     Attributes:
-        inputs: images ``(N, C, H, W)``, rows ``(N, F)`` or token ids ``(N, L)``.
+        inputs: images ``(N, C, H, W)``, rows ``(N, F)``, token ids ``(N, L)``, or images and token ids.
         index: of the DataFrame or Series that they were given as, or the names of images' files; ``None``: they have none.
         lengths: ``(N,)`` of texts.
     """
 
-    inputs: Tensor
+    inputs: Inputs
     index: pd.Index | None = None
     lengths: Tensor | None = None
 
@@ -86,10 +85,30 @@ def encode(
     if kind == "arrays":
         assert preprocessing.array is not None
         return Encoded(read_arrays(samples, preprocessing.array))
-    raise UsageError("predictions are for rows of a table, images, texts and arrays, and this run's samples are image-text pairs")
+    images, texts = _of_pairs(samples)
+    pictures = encode(images, replace(preprocessing, text=None), None, warn)
+    written = encode(texts, replace(preprocessing, image=None), tokenizer, warn)
+    if (images_given := size(pictures.inputs)) != (texts_given := size(written.inputs)):
+        raise UsageError(f"{images_given:,} images and {texts_given:,} texts; a pair is one of each")
+    assert isinstance(pictures.inputs, Tensor) and isinstance(written.inputs, Tensor)
+    return Encoded(Pairs(pictures.inputs, written.inputs), pictures.index, written.lengths)
 
 
-def predict(logits: Callable[[Inputs], Tensor], encoded: Encoded, classes: tuple[str, ...]) -> pd.DataFrame:
+def _of_pairs(samples: Any) -> tuple[Any, Any]:
+    """The images and the texts of image-text pairs."""
+    if isinstance(samples, Mapping) and {"image", "text"} <= set(samples):
+        return samples["image"], samples["text"]
+    if isinstance(samples, tuple) and len(samples) == 2:
+        return samples
+    if isinstance(samples, str | Path):  # of a table, which has both
+        return samples, samples
+    raise UsageError(
+        f"pairs of type {type(samples).__name__}; expected (images, texts), a mapping of image and text, or the path of a table "
+        "with texts and names of images"
+    )
+
+
+def predict(logits: Callable[[Inputs], Tensor], encoded: Encoded, preprocessing: Preprocessing) -> pd.DataFrame:
     """The predicted class of each sample, and the probability of each class.
 
     Args:
@@ -105,6 +124,5 @@ def predict(logits: Callable[[Inputs], Tensor], encoded: Encoded, classes: tuple
     if not bool(outputs.isfinite().all()):
         raise FedprivError("the model's outputs are not finite")
     probabilities = outputs.double().softmax(1).numpy()
-    columns: dict[str, Any] = {PREDICTION: [classes[number] for number in outputs.argmax(1).tolist()]}
-    columns |= {f"{PROBABILITY}{name}": probabilities[:, number] for number, name in enumerate(classes)}
-    return pd.DataFrame(columns, index=encoded.index)
+    columns = [[preprocessing.classes[number] for number in outputs.argmax(1).tolist()], *probabilities.T]
+    return pd.DataFrame(dict(zip(preprocessing.output_columns, columns, strict=True)), index=encoded.index)

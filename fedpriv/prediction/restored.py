@@ -55,9 +55,10 @@ class FinalModel:
 
     def logits(self, inputs: Inputs) -> Tensor:
         """Logits ``(B, C)``; texts are cut to the longest of the batch."""
-        if isinstance(inputs, Tensor):
-            trim = getattr(self.net.net.encoder, "trim", None)
-            inputs = laid_out(inputs) if inputs.ndim == 4 else inputs if trim is None else trim(inputs)
+        if isinstance(inputs, Tensor) and inputs.ndim == 4:
+            inputs = laid_out(inputs)
+        elif (trim := getattr(self.net.net.encoder, "trim", None)) is not None:
+            inputs = trim(inputs)
         logits: Tensor = self.net(*tensors(inputs).values())
         return logits
 
@@ -68,7 +69,7 @@ class FinalModel:
             warn: called with lines on how the samples were read.
         """
         encoded = encode(samples, self.preprocessing, self.tokenizer, warn)
-        return predict(self.logits, encoded, self.preprocessing.classes)
+        return predict(self.logits, encoded, self.preprocessing)
 
 
 def final_model(folder: RunFolder, client: int | str | None = None) -> FinalModel:
@@ -107,7 +108,8 @@ def final_model(folder: RunFolder, client: int | str | None = None) -> FinalMode
     about = f"{config.called} on {Path(config.data.name).name}, " + (
         "the server's model" if number is None else f"client {number}'s"
     )
-    return FinalModel(Plain(net, names, "classifier").eval(), preprocessing, encoder and encoder.tokenizer, about, notes)
+    tokenizer = None if encoder is None else encoder.tokenizer
+    return FinalModel(Plain(net, names, "classifier").eval(), preprocessing, tokenizer, about, notes)
 
 
 def restored_preprocessing(folder: RunFolder) -> tuple[Preprocessing, Encoder | None]:

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedpriv.data.preprocessing.stored import FILE, Preprocessing
+from fedpriv.data.preprocessing.stored import FILE, MODEL, TOKENIZER, Preprocessing
 from fedpriv.prediction.predictor import encode, predict
 from fedpriv.samples import Inputs
 
 if TYPE_CHECKING:
     import pandas as pd
-
-MODEL, TOKENIZER = "model.pt2", "tokenizer"
-"""In the model's data: the exported program, and the folder of the tokenizer of texts."""
 
 
 class Served:
@@ -39,7 +36,7 @@ class Served:
     def predict(self, samples: Any, params: Any = None) -> pd.DataFrame:
         """As ``Run.predict``."""
         encoded = encode(samples, self._preprocessing, self._tokenizer, warnings.warn)
-        return predict(self._logits, encoded, self._preprocessing.classes)
+        return predict(self._logits, encoded, self._preprocessing)
 
     def _logits(self, inputs: Inputs) -> Tensor:
         logits: Tensor = self._program(inputs)

@@ -170,6 +170,16 @@ def statistics_noise(config: RunConfig, kind: SampleKind) -> float:
     if privacy.level == "none":
         return 0.0
     check_declared(kind, config.data.bounds, config.data.levels, privacy.level)
+    return noise_multiplier(config) if kind.inquiry({}).summed else 0.0
+
+
+def noise_multiplier(config: RunConfig) -> float:
+    """The noise multiplier with which statistics spend their share of epsilon; 0: they have none.
+
+    Raises:
+        UsageError: the share is not known.
+    """
+    privacy = config.privacy
     epsilon = privacy.statistics_epsilon
     if epsilon is None:
         if privacy.target_epsilon is None:

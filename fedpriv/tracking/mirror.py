@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Metric, Run
 
 ARTIFACTS = (
-    "config.yaml", "run.json", "summary.json", "confusion.json", "metrics.jsonl", "partition.safetensors", "plots/**/*",
-    "weights/**/*", "probe/*", "audit/*",
+    "config.yaml", "run.json", "summary.json", "confusion.json", "metrics.jsonl", "partition.safetensors", "preprocessing.json",
+    "plots/**/*", "weights/**/*", "probe/*", "audit/*",
 )  # fmt: skip
 CURSOR = "tracking.json"
 """File in the run folder: how far the copy is."""

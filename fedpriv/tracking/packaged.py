@@ -11,6 +11,7 @@ import numpy as np
 import fedpriv
 from fedpriv.data.encoding import Column, NumberColumn
 from fedpriv.data.preprocessing.stored import Preprocessing
+from fedpriv.data.user_data.numbers import DATED
 from fedpriv.tracking.store import quiet_mlflow
 
 if TYPE_CHECKING:
@@ -20,21 +21,24 @@ LOADER = "fedpriv.prediction.served"
 """The module that MLflow loads the model with. It comes with the model, as fedpriv is on no package index."""
 TEXT = "text"
 """The column of a model's input that has texts."""
+TAKEN = ("rows", "images", "texts")
+"""The kinds of samples that MLflow's models take."""
 _PACKAGES = ("mlflow", "torch", "numpy", "pandas", "pyarrow", "pydantic", "pyyaml")
 _FOR_TEXTS = ("transformers", "tokenizers")
 _FOR_IMAGES = ("pillow",)
-_DATED = ("date", "time")
 
 
-def save_mlflow_model(path: Path, content: Path, preprocessing: Preprocessing, outputs: tuple[str, ...], about: str) -> None:
+def save_mlflow_model(
+    path: Path, content: Path, preprocessing: Preprocessing, about: str, run_id: str | None = None, model_id: str | None = None
+) -> None:
     """Write an MLflow model into a new folder.
 
     Its flavours are ``python_function``, from raw samples to predictions, and ``pytorch``, from the net's inputs to logits.
 
     Args:
         content: a folder with the exported program ``model.pt2``, the preprocessing and, for texts, the tokenizer.
-        outputs: the columns of probabilities.
         about: a line on what the model is.
+        run_id, model_id: of a model that is logged.
     """
     quiet_mlflow()
     from mlflow import pyfunc
@@ -44,7 +48,7 @@ def save_mlflow_model(path: Path, content: Path, preprocessing: Preprocessing, o
     requirements = [f"{package}=={version(package).partition('+')[0]}" for package in (*_PACKAGES, *more)]
     columns = {column.name: _about(column) for column in preprocessing.columns}
     metadata = {"description": about, "classes": list(preprocessing.classes), **({"columns": columns} if columns else {})}
-    model = Model(metadata=metadata)
+    model = Model(metadata=metadata, run_id=run_id, model_id=model_id)
     model.add_flavor("pytorch", model_data=f"data/{content.name}", pytorch_version=version("torch"), code=None)
     pyfunc.save_model(
         path,
@@ -52,13 +56,13 @@ def save_mlflow_model(path: Path, content: Path, preprocessing: Preprocessing, o
         data_path=str(content),
         code_paths=[str(Path(fedpriv.__file__).parent)],
         mlflow_model=model,
-        signature=_signature(preprocessing, outputs),
+        signature=_signature(preprocessing),
         input_example=_example(preprocessing),
         pip_requirements=requirements,
     )
 
 
-def _signature(preprocessing: Preprocessing, outputs: tuple[str, ...]) -> ModelSignature:
+def _signature(preprocessing: Preprocessing) -> ModelSignature:
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, Schema, TensorSpec
     from mlflow.types.schema import AnyType
@@ -72,14 +76,14 @@ def _signature(preprocessing: Preprocessing, outputs: tuple[str, ...]) -> ModelS
     else:
         # MLflow takes no column of whole numbers as doubles, and none with gaps as whole numbers; of a CSV file it has both.
         inputs = Schema([ColSpec(AnyType(), column.name) for column in preprocessing.columns])
-    first, *probabilities = outputs
+    first, *probabilities = preprocessing.output_columns
     return ModelSignature(inputs, Schema([ColSpec("string", first), *(ColSpec("double", name) for name in probabilities)]))
 
 
 def _about(column: Column) -> str:
     """What a column holds, which the signature does not say."""
     if isinstance(column, NumberColumn):
-        return column.unit if column.unit in _DATED else f"number, written with {column.unit}" if column.unit else "number"
+        return column.unit if column.unit in DATED else f"number, written with {column.unit}" if column.unit else "number"
     return f"one of {', '.join(map(repr, column.levels))}"
 
 
@@ -100,6 +104,6 @@ def _typical(column: Column) -> object:
 
     if not isinstance(column, NumberColumn):
         return column.levels[0]
-    if column.unit in _DATED:
+    if column.unit in DATED:
         return pd.Timestamp(column.mean, unit="us") if column.unit == "date" else None
     return column.mean if column.unit is None else f"{column.mean:g}{column.unit}"

@@ -56,3 +56,10 @@ def test_the_page_has_a_section_of_them() -> None:
 
     assert "What is told before training" in titles(replace(audit, runs=(run,)))
     assert "What is told before training" not in titles(replace(audit, runs=(replace(run, before=()),)))
+
+
+def test_sums_of_one_or_two_numbers_tell_them() -> None:
+    asked = text_message("inquiry", None, Inquiry(("age",)))
+    for held, says in (([0], "1 numbers, which are told with that: 30"), ([0, 3], "2 numbers, which are told with that: 30, 50")):
+        rows = TrainingRows(np.array(held), CELLS, None, torch.zeros(4), 2)
+        assert told_before([asked, Respondent(1, rows).answer(asked)])[1].says == says

@@ -18,7 +18,7 @@ from fedpriv.storage.payloads import PayloadStore
 from fedpriv.storage.run_folder import RunFolder
 from tests.data.image_files import pixels, write_folder
 from tests.deploy.apart import ALL_KEPT, agree, go_on, hashes, play_apart
-from tests.deploy.deployed import SMALL, deployed, same
+from tests.deploy.deployed import LONGEST, SMALL, deployed, same
 from tests.deploy.loopback import Loopback
 from tests.simulation.small import play
 
@@ -242,9 +242,18 @@ def test_tables_over_three_processes(hospitals: Path, tmp_path: Path) -> None:
     own = [json.dumps({"name": str(hospitals / name), "label": "readmitted"}) for name in HOSPITALS]
     asked = {**TRAINED, "data.limit": None, "model.projection": None}
     with deployed(tmp_path / "d", 3, own) as running:
-        run = running.play("tables", "fedavg", **{"data.name": "patients.csv", "data.partition.name": "iid", **asked})
+        run = running.play(
+            "tables", "fedavg", answer=LONGEST, **{"data.name": "patients.csv", "data.partition.name": "iid", **asked}
+        )
         small = {name: value for name, value in SMALL.items() if name not in asked}
         same(run, whole(hospitals, tmp_path / "whole", **small, **asked))
+
+
+def test_a_named_column_may_be_empty_at_a_client(hospitals: Path, tmp_path: Path) -> None:
+    asked = {"data.features": ["age", "pressure"]}
+    run = apart(hospitals, tmp_path / "apart", **asked)
+    agree(run, whole(hospitals, tmp_path / "whole", **asked))
+    assert [column["name"] for column in encoding(run)["columns"]] == ["age", "pressure"]
 
 
 def test_class_weights_come_from_the_counts_of_all_clients(hospitals: Path, tmp_path: Path) -> None:
@@ -277,3 +286,20 @@ def test_the_clients_file_says_which_columns_a_run_may_use(hospitals: Path, tmp_
     assert [column["name"] for column in encoding(tmp_path / "apart")["columns"]] == ["age", "sex"]
     with pytest.raises(FedprivError, match="the client's file lets no run use column 'pressure'"):
         play_apart(tmp_path / "other", "fedavg", grid=grid, **asked, **{"data.features": ["age", "pressure"]})
+
+
+def test_sums_over_rows_that_the_server_limits_are_refused(hospitals: Path, tmp_path: Path) -> None:
+    """The sums over 29 rows and over 28 would show a row."""
+    with pytest.raises(FedprivError, match=r"data\.limit 29: sums over so many of a client's rows and over one less show a row"):
+        apart(hospitals, tmp_path / "apart", **{"data.limit": 29})
+
+
+def test_clients_that_take_their_share_of_one_table(hospitals: Path, tmp_path: Path) -> None:
+    lines = [f"{line},{HOSPITALS[number]}" for number in range(3) for line in rows(number)]
+    write(tmp_path / "all.csv", lines, f"{HEAD},hospital")
+    by_hospital = {"data.partition.name": "by_column", "data.partition.column": "hospital", "data.label": "readmitted"}
+    asked = {"data.name": str(tmp_path / "all.csv"), "data.clients": 3, **by_hospital, **TRAINED}
+    source = Source(str(tmp_path / "all.csv"), share="partition", label="readmitted")
+    grid = Loopback({n: ClientNode(n, source, tmp_path / "apart-clients" / f"client-{n}") for n in range(3)})
+    play(tmp_path / "whole", "fedavg", **asked)
+    agree(play_apart(tmp_path / "apart", "fedavg", grid=grid, **asked), tmp_path / "whole")

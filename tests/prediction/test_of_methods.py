@@ -47,6 +47,17 @@ def test_a_client_s_model_is_the_one_that_it_was_tested_with(method: str, train:
     assert [client_accuracy(run, client) for client in range(3)] == pytest.approx(reported, abs=1e-9)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["pooled", "apfl", "feddyn"])
+def test_the_server_s_model_is_the_one_that_was_tested(method: str, train: Train) -> None:
+    run = train(method=method, **DIGITS)
+    dataset = load_data(run.config.data)
+    right = run.predict(dataset.test_images).prediction.astype(int).to_numpy() == dataset.test_labels.numpy()
+    assert run.summary is not None and right.mean() == run.summary["protocols"]["global_test_final"]
+    if method == "pooled":
+        assert run.predict(dataset.test_images, client=2).equals(run.predict(dataset.test_images))
+
+
 def test_a_method_without_a_whole_global_model_says_which_client_s_to_take(personal: fedpriv.Run, table: Path) -> None:
     with pytest.raises(
         fedpriv.UsageError, match=r"under fedper each client has its own projector, head, .*client=0 to client=2 give"

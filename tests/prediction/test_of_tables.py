@@ -153,6 +153,19 @@ def test_codes_are_levels_however_a_table_has_them(train: Train, tmp_path: Path)
     assert expected[0].tolist() != expected[1].tolist()
 
 
+def test_dates_are_read_from_files_and_from_texts(train: Train, tmp_path: Path) -> None:
+    rows = [f"2026-01-{1 + number % 28:02},{number % 5},{number % 2}" for number in range(60)]
+    (tmp_path / "a.csv").write_text("\n".join(["when,b,label", *rows]))
+    keys: dict[str, Any] = {"data": {"features": ["when", "b"]}, "clients": 2, "partition": "iid", "rounds": 1}
+    run = train(method="fedavg", dataset=str(tmp_path / "a.csv"), **keys)
+    expected = run.inputs(tmp_path / "a.csv")
+    as_texts = pd.read_csv(tmp_path / "a.csv")
+    assert torch.equal(run.inputs(as_texts), expected) and expected[:, 0].std() == pytest.approx(1, abs=0.1)
+    assert torch.equal(run.inputs(as_texts.assign(when=pd.to_datetime(as_texts.when))), expected)
+    with pytest.raises(fedpriv.UsageError, match="row 0: column 'when' is 'yesterday', and dates in training"):
+        run.inputs(as_texts.assign(when="yesterday"))
+
+
 def test_numbers_in_an_array(train: Train) -> None:
     from sklearn.datasets import load_breast_cancer
 

@@ -99,6 +99,7 @@ def test_a_finished_run_says_what_it_was(reference: Callable[..., Path]) -> None
         "partition.safetensors",
         "metrics.jsonl",
         "checkpoints",
+        "preprocessing.json",
         "clients",
         "payloads",
         "summary.json",

@@ -8,10 +8,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from fake_runs import make_run
 
+import fedpriv
 from fedpriv.config import RunConfig, parse
 from fedpriv.errors import FedprivError
 from fedpriv.files import load_tensors
@@ -71,7 +73,13 @@ def test_mlflow_gives_the_model_back(method: str, runs_dir: Path, monkeypatch: p
         x = torch.rand(samples, 1, 8, 8)
         assert torch.equal(loaded(x), net(x).logits if method == "fedavg" else net.encode(x))
     signature = mlflow.models.get_model_info(f"models:/{logged.model_id}").signature
-    assert signature.inputs.inputs[0].shape == (-1, 1, 8, 8) and signature.outputs.inputs[0].shape[1] == loaded(x).shape[1]
+    if method == "fedavg":  # raw images -> predictions
+        assert signature.inputs.inputs[0].shape == (-1, 8, 8)
+        images = build(chosen).dataset.test_images[:9, 0].numpy()
+        predicted = mlflow.pyfunc.load_model(f"runs:/{of.info.run_id}/model").predict(images)
+        pd.testing.assert_frame_equal(predicted, fedpriv.load(outcome.folder.path).predict(images))
+    else:
+        assert signature.inputs.inputs[0].shape == (-1, 1, 8, 8) and signature.outputs.inputs[0].shape[1] == loaded(x).shape[1]
     note = logged.tags["mlflow.note.content"]
     assert ("head never leaves the clients" in note) == (method == "fedper")
     assert any("head" in name for name in loaded.state_dict()) == (method == "fedavg")

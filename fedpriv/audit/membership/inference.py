@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from fedpriv.audit.membership.member_scores import (
     Statistic,
 )
 from fedpriv.audit.membership.one_client import OfClient, attack_client, counted_once
+from fedpriv.audit.record.base import Record
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results import ControlResult, EpsilonBounds, Interval, Sender
 from fedpriv.errors import FedprivError, UsageError
@@ -35,6 +36,7 @@ from fedpriv.errors import FedprivError, UsageError
 __all__ = [
     "CENTERS", "FEDMIA", "LIRA", "LOSS", "OFFLINE", "REGRESSION", "REGRESSIONS", "ROWS", "RUNNING", "Membership", "membership",
 ]  # fmt: skip
+FEWEST_SHADOWS = 4
 CONFIDENCE = 0.95
 """Confidence of the reported intervals."""
 _THREAT = (
@@ -168,17 +170,32 @@ def membership(record: RunRecord, round: int, clients: Sequence[int], shadows: i
         UsageError: an upload was not kept.
         FedprivError: an upload is not finite, too many shadows diverged, or no candidates are left.
     """
-    if shadows < 4 or shadows % 2:
-        raise UsageError(f"{shadows} shadow models: must be an even number of at least 4")
+    if shadows < FEWEST_SHADOWS or shadows % 2:
+        raise UsageError(f"{shadows} shadow models: must be an even number of at least {FEWEST_SHADOWS}")
     began = time.process_time()
-    results = counted_once([attack_client(record, round, client, shadows, seed) for client in clients])
+    results = [attack_client(record, round, client, shadows, seed) for client in clients]
+    return replace(pooled(record, round, clients, results, shadows, seed), cpu_seconds=time.process_time() - began)
+
+
+def pooled(
+    record: Record, round: int, clients: Sequence[int], of_clients: Sequence[OfClient], shadows: int, seed: int
+) -> Membership:
+    """The attacks on several clients as one, with their controls.
+
+    Args:
+        shadows: shadow local updates per client; 0: no attack uses any.
+
+    Raises:
+        FedprivError: no attack is left.
+    """
+    results = counted_once(of_clients)
     members = np.concatenate([result.members for result in results])
     known = {name: kind for result in results for name, kind in result.kinds.items()}
     kinds = {name: known[name] for name in results[0].kinds if all(name in result.kinds for result in results)}
     if REGRESSIONS in kinds and all(np.array_equal(it.scores[REGRESSIONS], it.scores[REGRESSION]) for it in results):
         del kinds[REGRESSIONS]  # no client sent a message in another kept round
     not_tried = _refused(results)
-    must = positive_controls(shadows, seed)
+    must = positive_controls(shadows or FEWEST_SHADOWS, seed)
     if RUNNING in kinds:
         must[kinds[RUNNING]] = running_statistics_control(seed)
     failed = {name: must[kind].sentence for name, kind in kinds.items() if not must[kind].passed}
@@ -200,7 +217,8 @@ def membership(record: RunRecord, round: int, clients: Sequence[int], shadows: i
     scores = {name: np.concatenate([result.scores[name] for result in results]) for name in tried}
     likelihoods = {name: scores[name] for name in tried if kinds[name][1] == "LiRA"}
     across = any(kinds[name][1] == FEDMIA for name in tried)
-    bounded = likelihoods and not record.summed  # the ledger has no account of a sum
+    # The ledger has no account of a sum.
+    bounded = likelihoods and isinstance(record, RunRecord) and not record.summed
     also = {
         _SUMS: record.summed,
         _ROWS: ROWS in kinds,
@@ -218,12 +236,14 @@ def membership(record: RunRecord, round: int, clients: Sequence[int], shadows: i
         not_tried=not_tried,
         controls=controls,
         positive={Statistic.named(*kind): must[kind] for kind in dict.fromkeys(kinds.values())},
-        epsilon=epsilon_bounds(record.federation, round, clients, [*likelihoods.values()], members, seed) if bounded else None,
+        epsilon=None
+        if not bounded
+        else epsilon_bounds(record.federation, round, clients, [*likelihoods.values()], members, seed),
         likelihoods=tuple(likelihoods),
         shadows=shadows,
         diverged=sum(result.diverged for result in results),
         rounds=tuple(result.rounds for result in results) if across else (),
-        cpu_seconds=time.process_time() - began,
+        cpu_seconds=0.0,
         threat=(*_THREAT, *(sentence for sentence, applies in also.items() if applies)),
     )
 

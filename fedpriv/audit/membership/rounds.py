@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedpriv.attacks.core.status import Reason, Status
@@ -47,7 +47,7 @@ def in_rounds(record: RunRecord, earlier: Sequence[int], shadows: int, seed: int
         shadows: shadow local updates for each client of the last round; 0: none is attacked.
     """
     last = record.store.rounds()[-1]
-    results, refused, blamed = list[Membership](), dict[int, Reason](), list[ControlResult]()
+    results, refused = list[Membership](), dict[int, Reason]()
     for round in [last, *(number for number in earlier if number != last)] if shadows else []:
         updates = shadows if round == last else min(EARLIER, shadows)
         try:
@@ -58,14 +58,29 @@ def in_rounds(record: RunRecord, earlier: Sequence[int], shadows: int, seed: int
         except FedprivError as error:
             refused[round] = error.reason if isinstance(error, BudgetSpent) else Reason("not available", str(error))
             continue
+        results.append(result)
+    return results_of_rounds(results, refused, last, _corrected(record, [result.round for result in results]))
+
+
+def results_of_rounds(
+    attacked: Sequence[Membership], failures: Mapping[int, Reason], last: int, corrected: Sequence[int]
+) -> InRounds:
+    """The results of all rounds; those of a round whose negative control failed do not count.
+
+    Args:
+        failures: round -> why it was not attacked.
+        last: the last kept round.
+        corrected: rounds in which clients' gradients had a term from their earlier local updates.
+    """
+    results, refused, blamed = list[Membership](), dict(failures), list[ControlResult]()
+    for result in attacked:
         if failed := result.failed_controls:  # a bug, non-members that differ from members, or chance (1 in 1,000)
             why = f"{', '.join(failed)} found members in the negative control, so no attack of the round counts"
-            refused[round] = Reason("control failed", why)
+            refused[result.round] = Reason("control failed", why)
             blamed += result.described_controls()
         else:
             results.append(result)
     results.sort(key=lambda result: result.round)
-    corrected = _corrected(record, [result.round for result in results])
     reasons = list(refused.values())
     return InRounds(
         _judged(results, last, refused, corrected),

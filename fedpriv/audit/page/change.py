@@ -33,6 +33,10 @@ def changes(run: AuditedRun, alike: Sequence[AuditedRun]) -> tuple[str, str | No
         return "Nothing, by these attacks. A stronger attack may find more; only an epsilon bounds what all of them can.", None
     if level == NOT_KNOWN:
         return "An audit that can mount these attacks; why this one could not is said below.", None
+    if run.source == "update":
+        return "A run with a defence, audited.", None
+    if run.source == "record":
+        return "The same federation with a defence, recorded and audited.", None
     better = [other for other in alike if other.concluded.level > level and other.concluded.level != NOT_KNOWN]
     if useful := [other for other in better if not other.cost.at_chance]:
         best = max(useful, key=lambda other: (other.cost.merit, -other.cost.bytes_up))

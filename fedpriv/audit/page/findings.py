@@ -407,7 +407,7 @@ def contradicts(epsilon: Epsilon) -> bool:
 
 def _epsilon(run: AuditedRun) -> Section:
     if (epsilon := run.epsilon) is None:
-        return Section("Epsilon", [nothing(words.NO_BOUND_OF_UPDATE if run.is_update else words.NO_BOUND)])
+        return Section("Epsilon", [nothing(words.NO_BOUNDS[run.source])])
     lower = lower_bound(epsilon)
     from_below = (Styled(short(lower[0]), "large"), " ≤ ") if lower else ()
     below = f"shown by the {lower[1]}, with 95 % confidence" if lower else "no bound of this kind from an attack"

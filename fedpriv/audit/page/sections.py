@@ -37,7 +37,7 @@ _NONE = "No run was audited."
 
 def title(audit: Audit) -> str:
     """The heading of the page."""
-    if audit.runs and audit.runs[0].is_update:
+    if audit.runs and audit.runs[0].source == "update":
         return "Privacy audit of one update"
     return f"Privacy audit of {len(audit.runs)} federated run{'s' * (len(audit.runs) != 1)}"
 
@@ -79,7 +79,7 @@ def _card(number: int, run: AuditedRun) -> Section:
     answer, epsilon = run.concluded, run.epsilon
     about = f" · {run.method} on {run.dataset} · {listed(run.defence, 'no defence')}"
     about += "" if run.cost.accuracy is None else f" · {scored(run.cost)}"
-    guarantee = "not known: one message does not say how it was made" if run.is_update else "none: no differential privacy"
+    guarantee = words.NO_GUARANTEE[run.source]
     if epsilon is not None:
         guarantee = f"epsilon at most {bound(epsilon.upper)} at delta {short(epsilon.delta)}, per {epsilon.level}"
     drawings: list[Block] = []
@@ -203,9 +203,9 @@ def _run(number: int, run: AuditedRun) -> Section:
     method, model = Styled(run.method, "code"), Styled(run.model, "code")
     extent = f"{run.participants} of {run.clients} clients a round, {run.rounds} rounds, seed {run.seed}"
     about: tuple[Inline, ...] = (f"{run.title} ({run.paper}), ", method, " with ", model, f" on {run.dataset}: {extent}. ")
-    if run.is_update:
+    if run.source == "update":
         about = (f"{run.title}: ", model, f" on {run.dataset}, without a run around it. ")
-    defence = f"Defence: {listed(run.defence, 'not known' if run.is_update else 'none')}."
+    defence = f"Defence: {listed(run.defence, 'none' if run.source == 'run' else 'not known')}."
     known = {"The server": run.server_knows, "An outsider in transit": run.outsider_knows}
     known["Conditions of this run"] = run.conditions
     sides = [Section(who, [Bullets(facts, "Nothing is stated.")]) for who, facts in known.items()]
@@ -217,7 +217,7 @@ def _run(number: int, run: AuditedRun) -> Section:
         *([_statistics(run)] if run.statistics else []),
         *([_noise(run)] if run.snr else []),
         *findings.findings(run),
-        *([] if run.is_update else [_cost(run)]),
+        *([] if run.source == "update" else [_cost(run)]),
     ]
     return Section(f"{number} {run.name}", blocks, "run", f"run-{number}", f"{number} {run.name}")
 

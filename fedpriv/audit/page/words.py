@@ -52,15 +52,25 @@ ROC_OF_ANSWER = "Members found against others falsely accused, over all threshol
 ROC = "Both axes are logarithmic, to show low false-positive rates. Of many attacks, the eight of the largest area are drawn."
 EACH_ALONE = "Each interval is for that attack alone. The answer's is wider, as it holds for all of them at once (Bonferroni)."
 BEFORE = (
-    "Before round 1, each client tells the server by what its samples are scaled and coded. The server, and who reads the messages, "
-    "learns this, without an attack. Means, deviations and levels of all clients together are then sent to everybody."
+    "Before round 1, each client tells the server by what its samples are scaled and coded. The server learns this without an "
+    "attack, and so does who reads the messages. Means, deviations and levels of all clients together then go to every client."
 )
 MEAN_COLOUR = "Mean colour of a client's images, from running statistics, in [0, 1]:"
 EXPOSED = (
     "The defences of this run alter the model and leave {what} unaltered, which may reveal what the defences hide in the model."
 )
-NO_BOUND = "This run claims no differential privacy: no accountant bounds what its messages reveal."
-NO_BOUND_OF_UPDATE = "One message does not say whether noise was added: no accountant bounds what it reveals."
+NO_BOUNDS = {
+    "run": "This run claims no differential privacy: no accountant bounds what its messages reveal.",
+    "update": "One message does not say whether noise was added: no accountant bounds what it reveals.",
+    "record": "A record holds no privacy accountant: nothing bounds what the messages reveal.",
+}
+"""By the source of the messages, in place of epsilon where none is known."""
+NO_GUARANTEE = {
+    "run": "none: no differential privacy",
+    "update": "not known: one message does not say how it was made",
+    "record": "not known: the record has no privacy accountant",
+}
+"""By the source of the messages, the guarantee where no epsilon is known."""
 CONTRADICTION = (
     "The lower bound exceeds the upper one. Either the accounting or the measurement is wrong, or they are not comparable; do "
     "not rely on either until this is explained."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -17,6 +18,10 @@ from fedpriv.audit.results import Part, Sender, Statistic
 from fedpriv.models.text.pretrained import Encoder
 from fedpriv.samples import Modality
 from fedpriv.wire.coding import is_model
+
+if TYPE_CHECKING:
+    from fedpriv.audit.membership.rounds import InRounds
+    from fedpriv.audit.progress import Progress
 
 PublicImages = tuple[Tensor, Tensor] | tuple[None, None]
 """Images ``(m, C, H, W)`` in [0, 1] and their labels ``(m,)``, or none."""
@@ -217,6 +222,10 @@ class Record:
     def statistics(self) -> tuple[Statistic, ...]:
         """What was sent besides the layers that give the logits."""
         return ()
+
+    def members(self, seed: int, progress: Progress) -> InRounds | None:
+        """Membership inference without simulated clients; ``None``: there is none, or it simulates clients."""
+        return None
 
     def not_run(self) -> dict[Part, Reason]:
         """The parts of an audit that are left out as the record does not allow them, and why."""

@@ -159,9 +159,9 @@ class UpdateRecord(Record):
 
     def facts(self) -> AuditedRun:
         """What the update says without attacks."""
-        wire = tuple(self._tensors())
+        wire = tuple(self.tensor_infos())
         return AuditedRun(
-            is_update=True,
+            source="update",
             name=self.name,
             run_id=self.name,
             method="one update",
@@ -182,7 +182,8 @@ class UpdateRecord(Record):
             batch_norm=has_batch_norm(self.net.split),
         )
 
-    def _tensors(self) -> Iterator[TensorInfo]:
+    def tensor_infos(self) -> Iterator[TensorInfo]:
+        """The tensors of the net, and whether they were sent."""
         for name, parameter in self.model.named_parameters():
             role = "head" if name.startswith(f"{self.net.head}.") else "encoder"
             yield _listed(name, role, parameter.detach().float(), name in self.sent.parameters)

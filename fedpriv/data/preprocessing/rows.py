@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedpriv.data.encoding import CategoryColumn, Column, Entries, NumberColumn, level_of
 from fedpriv.data.tables.files import open_file
-from fedpriv.data.user_data.numbers import is_string, numbers_of, plain_numbers
+from fedpriv.data.user_data.numbers import DATED, is_string, numbers_of, plain_numbers
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -136,25 +136,35 @@ def encode_rows(rows: NewRows, columns: Sequence[Column]) -> tuple[Tensor, list[
 
 def _numbers(rows: NewRows, column: NumberColumn) -> NDArray[np.float64]:
     """The numbers of a column ``(N,)``, NaN where one is missing."""
-    name, values = column.name, rows.column(column.name)
+    name, values, what = column.name, rows.column(column.name), DATED.get(column.unit or "", "numbers")
     if values.null_count == len(values):
         return np.full(len(values), np.nan)
-    numbers = numbers_of(values)
+    numbers = numbers_of(_dates(values) if column.unit == "date" and is_string(values) else values)
     if numbers is None and is_string(values):
         numbers, odd = plain_numbers(values)
         if odd is not None:
             raise UsageError(
-                f"{rows.at(odd)}: column {name!r} is {values[odd].as_py()!r}, and numbers in training; leave a cell empty where "
-                "a number is missing"
+                f"{rows.at(odd)}: column {name!r} is {values[odd].as_py()!r}, and {what} in training; leave a cell empty where "
+                "one is missing"
             )
     if numbers is None:
-        raise UsageError(f"{rows.origin}: column {name!r} is {values.type}, and numbers in training")
+        raise UsageError(f"{rows.origin}: column {name!r} is {values.type}, and {what} in training")
     if (numbers.unit or None) != column.unit and not np.isnan(numbers.values).all():
         here, training = (unit or "plain numbers" for unit in (numbers.unit, column.unit))
         raise UsageError(f"{rows.origin}: column {name!r} is written as {here}, and as {training} in training")
     if (infinite := np.flatnonzero(np.isinf(numbers.values))).size:
         raise UsageError(f"{rows.at(int(infinite[0]))}: column {name!r} is {numbers.values[infinite[0]]}")
     return numbers.values
+
+
+def _dates(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Texts as dates, which a CSV file has and pandas reads as texts; unchanged if one is none."""
+    import pyarrow as pa
+
+    try:
+        return values.cast("timestamp[us]")
+    except pa.ArrowInvalid:
+        return values
 
 
 def _levels(rows: NewRows, column: CategoryColumn) -> tuple[Entries, list[str]]:

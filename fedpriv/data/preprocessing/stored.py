@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedpriv.data.dataset import Dataset
 from fedpriv.data.encoding import Column
 from fedpriv.files import Damaged, load_json, save_json
 
+if TYPE_CHECKING:
+    from fedpriv.data.dataset import Dataset
+
 FILE = "preprocessing.json"
 """Its file in a run's folder, and beside an exported model."""
+MODEL, TOKENIZER = "model.pt2", "tokenizer"
+"""Beside it: the exported program, and the folder of the tokenizer of texts."""
+PREDICTION = "prediction"
+"""The column of the predicted class."""
 Kind = Literal["rows", "images", "texts", "pairs", "arrays"]
 
 
@@ -101,6 +107,11 @@ class Preprocessing:
         if self.image is not None:
             return "images" if self.text is None else "pairs"
         return "texts" if self.text is not None else "rows" if self.array is None else "arrays"
+
+    @property
+    def output_columns(self) -> tuple[str, ...]:
+        """The columns of predictions: the predicted class, and the probability of each class."""
+        return PREDICTION, *(f"probability_{name}" for name in self.classes)
 
     @property
     def input_shape(self) -> tuple[int, ...] | None:

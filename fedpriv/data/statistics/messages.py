@@ -16,6 +16,7 @@ Names are text: JSON in UTF-8, as a tensor of bytes.
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -51,12 +52,18 @@ def read_text(sealed: Sealed, kind: Kind, client: int | None, form: type[T]) -> 
         raise Refused(f"a text of {sealed.nbytes:,} bytes; at most {LONGEST:,} are possible")
     tensors = Expected(0, client, {TEXT: Form(("bytes",), torch.uint8)}, kind=kind).check(sealed).tensors()
     try:
-        value: T = TypeAdapter(form).validate_json(tensors[TEXT].numpy().tobytes(), strict=False)
+        value: T = _adapter(form).validate_json(tensors[TEXT].numpy().tobytes(), strict=False)
     except ValidationError as error:
         raise Refused(f"a message of kind {kind} whose text cannot be read: {error.errors()[0]['msg']}") from None
     return value
 
 
+@cache
+def _adapter(form: type[T]) -> TypeAdapter[T]:
+    """What reads and writes values of a type; it takes milliseconds to make."""
+    return TypeAdapter(form)
+
+
 def _text(value: object) -> Tensor:
-    content = json.dumps(TypeAdapter(type(value)).dump_python(value, mode="json"), ensure_ascii=False).encode()
+    content = json.dumps(_adapter(type(value)).dump_python(value, mode="json"), ensure_ascii=False).encode()
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)

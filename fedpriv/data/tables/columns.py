@@ -30,6 +30,7 @@ class Columns:
         features: numbers and categories that together are a sample; none where there is an image or a text.
         notes: what the user should know of this choice, a line each.
         left_out: columns that are no features, each with a reason.
+        named: the features that the config names, of which these rows may have no value; none: it names none.
         numbers, categories: features that are declared to hold numbers, or categories, which may be written as numbers.
     """
 
@@ -39,6 +40,7 @@ class Columns:
     features: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
+    named: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
 
@@ -131,7 +133,7 @@ def find_columns(
         if missing == "label":
             hint = "; --set data.label=NAME says which it is"
         raise UsageError(f"{table.origin} has no recognisable {missing} column; its columns are: {columns}{hint}")
-    return Columns(label, image, text, vector, notes, left_out)
+    return Columns(label, image, text, vector, notes, left_out, tuple(named or ()) if vector else ())
 
 
 def _check_named(

@@ -21,6 +21,10 @@ _FORMATTED = re.compile(
 )
 
 
+DATED = {"date": "dates", "time": "times"}
+"""Units of numbers that are dates or times."""
+
+
 @dataclass(frozen=True, eq=False)
 class Numbers:
     """Numbers ``(N,)`` float64, NaN where one is missing.

@@ -18,7 +18,7 @@ from fedpriv.data.encoding import MOST_LEVELS
 from fedpriv.data.labels import spellings
 from fedpriv.data.statistics.cells import ArrayCells, CategoryCells, Cells, EmptyCells, NumberCells
 from fedpriv.data.tables.joined import Joined
-from fedpriv.data.user_data.numbers import Numbers, are_identifiers, is_string, no_number, numbers_of, units_differ
+from fedpriv.data.user_data.numbers import DATED, Numbers, are_identifiers, is_string, no_number, numbers_of, units_differ
 from fedpriv.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ TEXTS = "text: over half of its values are distinct"
 EMPTY = "empty"
 ROW_NUMBERS = "row numbers"
 IDENTIFIERS = "identifiers: another whole number in every row"
-DATED = {"date": "dates", "time": "times"}
 _NUMBERS = (ROW_NUMBERS, IDENTIFIERS, *DATED.values())
 """Reasons why a column of numbers is no feature unless it is named as one."""
 Rows = tuple["Table", NDArray[np.int64]]
@@ -82,9 +81,9 @@ def choose_features(
                 f"{table.origin}: column {name!r} holds numbers, but also {odd[0]!r}; leave a cell empty where a number is "
                 "missing, write 1234.5 for one, or leave out the column (data.drop)"
             )
-        if named is not None and reason not in (None, *_NUMBERS):
+        if named is not None and reason not in (None, EMPTY, *_NUMBERS):
             raise UsageError(f"data.features: column {name!r} of {table.origin} can be no feature ({reason})")
-        if reason is None or named is not None:
+        if reason is None or (named is not None and reason != EMPTY):
             chosen.append(name)
             if odd is not None:
                 notes.append(
@@ -99,7 +98,7 @@ def choose_features(
                     )
         else:
             left_out.append((name, reason))
-    if left_out:
+    if left_out and named is None:
         shown = ", ".join(f"{name} ({reason})" for name, reason in left_out)
         notes.insert(0, f"columns that are no features: {shown}; --set data.features=[NAME,...] names those to use")
     return tuple(chosen), tuple(notes), tuple(left_out)
@@ -164,6 +163,8 @@ def read_cells(train: Rows, test: Rows, columns: Columns, every: bool = False) -
             raise UnknownName(f"column in {key}", strange[0], features)
     if array_shape(train[0], features[0]):
         return (_array_cells(train, test, features[0]),)
+    if not every and (empty := [name for name in columns.named if name not in features]):
+        raise UsageError(f"data.features: column {empty[0]!r} of {train[0].origin} is empty")
     chosen = [name for name in train[0].features if name in features or name in left_out]
     return tuple(_cells(train, test, name, columns, left_out.get(name, "")) for name in chosen)
 

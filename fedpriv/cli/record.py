@@ -1,0 +1,42 @@
+"""``fedpriv record``: records of federations that run elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedpriv.cli import main
+from fedpriv.cli.common import command, console
+from fedpriv.cli.terminal import FilePath
+
+
+@main.group("record")
+def record() -> None:
+    """Records of federations that run in Flower, NVFlare or another loop; `fedpriv audit FOLDER` audits one."""
+
+
+@command(record, "check")
+@click.argument("folder", type=FilePath(exists=True, file_okay=False))
+def check(folder: Path) -> dict[str, Any]:
+    """Say what an audit of a record can tell, and what to record for more.
+
+    \b
+    Example: fedpriv record check record
+    """
+    from fedpriv.recorder.check import check as read
+    from fedpriv.recorder.reader import Recorded
+
+    contents = read(Recorded(folder))
+    out = console()
+    out.print(
+        f"{contents.messages} messages of {contents.clients} clients in {contents.rounds} rounds; "
+        f"{contents.attackable} of them can be attacked"
+    )
+    if contents.ended:
+        out.print(f"the record ends before training: {contents.ended}")
+    for ability in contents.abilities:
+        out.print(f"  {ability.part}: {'not yet; record ' + '; '.join(ability.missing) if ability.missing else 'yes'}")
+    return asdict(contents)

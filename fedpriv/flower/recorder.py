@@ -1,0 +1,168 @@
+"""Records what a Flower app sends, on the side of the clients or of the server; no message is changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+
+from fedpriv.recorder.layout import SPENT, Kind
+from fedpriv.recorder.start import recording
+from fedpriv.recorder.writer import Recording
+
+CallNext = Callable[[Message, Context], Message]
+Mod = Callable[[Message, Context, CallNext], Message]
+Samples = tuple[Any, Any]
+"""Images ``(n, C, H, W)`` in [0, 1] and labels ``(n,)``."""
+_EXAMPLES = ("num-examples", "num_examples")
+
+
+def record(
+    folder: str | os.PathLike[str],
+    *,
+    truth: Callable[[Context], Samples] | None = None,
+    public: Callable[[], Samples] | None = None,
+    kind: Kind = "weights",
+    **facts: Any,
+) -> Mod:
+    """A mod that records what a client is sent for training and what it answers, for :func:`fedpriv.audit`.
+
+    Put it first among the mods, so that it sees what is really sent, after all others::
+
+        app = ClientApp(mods=[fedpriv.flower.record("record", classes=10, input_shape=(3, 32, 32), net="my_app:Net",
+                                                     training={"lr": 0.1, "local_epochs": 1, "batch_size": 32})])
+
+    It works for apps of the message API and for those of ``NumPyClient``, in simulations and in deployments. In a deployment each
+    client writes its own record.
+
+    Args:
+        truth: returns the client's training samples, to score attacks against; they stay in the folder.
+        public: returns samples of the same kind that are no client's.
+        kind: what a client answers: new weights, or the change of the weights.
+        facts: see :func:`fedpriv.recording`.
+    """
+    writers = dict[int, _ClientRecorder]()
+
+    def mod(message: Message, context: Context, call_next: CallNext) -> Message:
+        if not is_training(message):
+            return call_next(message, context)
+        writer = writers.setdefault(os.getpid(), _ClientRecorder(_begun(folder, facts), kind, truth, public))
+        sent = arrays_of(message)  # before training, which may write into them
+        reply = call_next(message, context)
+        writer.keep(message, context, sent, reply)
+        return reply
+
+    return mod
+
+
+class _ClientRecorder:
+    """Writes the messages of the clients that run in this process."""
+
+    def __init__(
+        self,
+        writer: Recording,
+        kind: Kind,
+        truth: Callable[[Context], Samples] | None,
+        public: Callable[[], Samples] | None,
+    ) -> None:
+        self.writer, self.kind, self.truth = writer, kind, truth
+        self._known = set[str]()
+        self._rounds = dict[str, int]()
+        if public is not None:
+            self.writer.public(*public())
+
+    def keep(self, message: Message, context: Context, sent: Mapping[str, NDArray[Any]], reply: Message) -> None:
+        """Record a client's round."""
+        client = str(context.node_config.get("partition-id", context.node_id))
+        number = _round(message, self._rounds.get(client, 0) + 1)
+        self._rounds[client] = number
+        if self.truth is not None and client not in self._known:
+            self.writer.truth(client, *self.truth(context))
+            self._known.add(client)
+        self.writer.sent(number, client, sent)
+        if not reply.has_error():
+            spent = context.state.config_records.get(SPENT, {})
+            self.writer.answered(
+                number, client, arrays_of(reply), kind=self.kind, num_examples=_examples(reply), epsilon=spent.get("epsilon")
+            )
+
+
+class RecordedStrategy(Strategy):
+    """A strategy that records what the server sends for training and what it is answered::
+
+        strategy = fedpriv.flower.RecordedStrategy(FedAvg(), "record", classes=10, input_shape=(3, 32, 32))
+
+    The samples of clients are not at the server, so :meth:`fedpriv.recorder.writer.Recording.truth` has to add those of the
+    clients that are to be audited.
+
+    Args:
+        strategy: what it does is done as before.
+        folder, kind, facts: see :func:`record`.
+    """
+
+    def __init__(self, strategy: Strategy, folder: str | os.PathLike[str], *, kind: Kind = "weights", **facts: Any) -> None:
+        self.strategy, self.kind = strategy, kind
+        self.recording = _begun(folder, facts)
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        for message in messages:
+            self.recording.sent(server_round, message.metadata.dst_node_id, arrays_of(message))
+        return messages
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        answers = list(replies)
+        for reply in answers:
+            if not reply.has_error():
+                client = reply.metadata.src_node_id
+                arrays, examples = arrays_of(reply), _examples(reply)
+                self.recording.answered(server_round, client, arrays, kind=self.kind, num_examples=examples)
+        return self.strategy.aggregate_train(server_round, answers)
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        return self.strategy.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        self.strategy.summary()
+
+
+def _begun(folder: str | os.PathLike[str], facts: Mapping[str, Any]) -> Recording:
+    from importlib.metadata import version
+
+    return recording(folder, **{"framework": f"Flower {version('flwr')}", **facts})
+
+
+def is_training(message: Message) -> bool:
+    """Whether a message asks a client to train."""
+    return message.metadata.message_type.partition(".")[0] == MessageType.TRAIN
+
+
+def arrays_of(message: Message) -> dict[str, NDArray[Any]]:
+    """Copies of the arrays of a message, by name; those of ``NumPyClient`` are named by their numbers."""
+    return {name: array.numpy() for arrays in message.content.array_records.values() for name, array in arrays.items()}
+
+
+def _round(message: Message, otherwise: int) -> int:
+    """The server's round, from the config of the message API, or from the group of the older API."""
+    for config in message.content.config_records.values():
+        if isinstance(number := config.get("server-round"), int):
+            return number
+    group = message.metadata.group_id
+    return int(group) if group.isdecimal() and int(group) > 0 else otherwise
+
+
+def _examples(reply: Message) -> int | None:
+    """The number of samples that a client states; ``None``: it states none."""
+    for metrics in reply.content.metric_records.values():
+        for name in _EXAMPLES:
+            if isinstance(number := metrics.get(name), int | float):
+                return int(number)
+    return None

@@ -1,0 +1,78 @@
+"""What an audit of a record will be able to tell, and what has to be recorded for more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fedpriv.recorder.reader import Recorded
+
+
+@dataclass(frozen=True)
+class Ability:
+    """A part of the audit.
+
+    Attributes:
+        missing: what to record so that it can be run; empty: it can be.
+    """
+
+    part: str
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a record holds.
+
+    Attributes:
+        messages: answers of clients; ``attackable``: those with their download and their client's samples.
+        ended: why the writer stopped before training did; ``None``: it did not, as far as the record says.
+    """
+
+    rounds: int
+    clients: int
+    messages: int
+    attackable: int
+    abilities: tuple[Ability, ...]
+    ended: str | None
+
+
+def check(record: Recorded) -> Contents:
+    """Read a record, without its net, and say what an audit can tell.
+
+    Raises:
+        Damaged: a file is not what was written.
+        UsageError: it is no record.
+    """
+    answers = record.answered()
+    with_samples = {client for client in record.clients if record.truth(client) is not None}
+    sent = [(round, client) for round, client in answers if (round, client, "down") in record.lines]
+    for round, client in answers:
+        for direction in ("down", "up"):
+            record.tensors(round, client, direction)  # reads it, and its checksum
+    return Contents(
+        rounds=len({round for round, _ in answers}),
+        clients=len(record.clients),
+        messages=len(answers),
+        attackable=sum(client in with_samples for _, client in sent),
+        abilities=tuple(_abilities(record, bool(sent), bool(with_samples))),
+        ended=record.ended,
+    )
+
+
+def _abilities(record: Recorded, has_downloads: bool, has_samples: bool) -> Iterator[Ability]:
+    training, public = record.facts.training, record.public()
+    base = [] if has_downloads else ["what clients were sent (record.sent)"]
+    base += [] if has_samples else ["the samples of some clients (record.truth)"]
+    schedule = [] if training.lr is not None and training.optimizer == "sgd" else ["training: lr of sgd"]
+    schedule += [] if training.local_epochs or training.local_steps else ["training: local_epochs or local_steps"]
+    if any(line.kind == "gradient" for line in record.lines.values()):
+        schedule = []
+    yield Ability("samples: images behind the messages", (*base, *schedule))
+    yield Ability("classes: the labels of clients, counted", (*base, *schedule))
+    fewest = [] if public is None else Counter(public["labels"].tolist()).values()
+    enough = public is not None and len(fewest) > 0 and max(fewest) >= 2
+    others = [] if enough else ["samples that are no client's, two or more of a class (record.public)"]
+    yield Ability("membership: whether given samples are a client's", (*base, *schedule, *others))
+    yield Ability("the net, from its name", () if record.facts.net else ("net: package.module:Name, or give it to the audit",))

@@ -1,0 +1,185 @@
+"""The form of a record: a folder that a program in any language can write.
+
+::
+
+    record.json           what holds for all messages (:class:`Facts`)
+    messages.jsonl        a line for each message (:class:`Line`), in the order in which they were sent
+    messages/*.safetensors  the tensors of messages, a file each; its name is free, and several lines may name one file
+    truth/CLIENT.safetensors  ``images (n, C, H, W)`` in [0, 1] and ``labels (n,)`` that a client trained on; never sent
+    public.safetensors    the same of samples that are no client's
+
+A program writes a message's file before its line, so that a record that was cut by a kill is whole up to its last line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict, field
+from typing import Any, Literal, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+FORMAT = 1
+FACTS, LINES, MESSAGES, TRUTH, PUBLIC = "record.json", "messages.jsonl", "messages", "truth", "public.safetensors"
+SPENT = "fedpriv.spent"
+"""Name under which a client that accounts for differential privacy keeps what it spent."""
+Direction = Literal["down", "up"]
+Kind = Literal["weights", "change", "gradient"]
+T = TypeVar("T")
+_STRICT = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Training:
+    """What is known of the clients' local training; ``None``: it is not known.
+
+    Attributes:
+        local_epochs, local_steps: how long a client trains in a round; one of them.
+        batch_size: ``None``: a step takes all samples of a client.
+        loss: of a batch, its mean.
+        augmented: whether samples are changed at random before a step.
+    """
+
+    optimizer: Literal["sgd", "other"] = "sgd"
+    lr: float | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    local_epochs: int | None = None
+    local_steps: int | None = None
+    batch_size: int | None = None
+    loss: Literal["cross_entropy", "other"] = "cross_entropy"
+    augmented: bool = False
+
+    def __post_init__(self) -> None:
+        if self.local_epochs is not None and self.local_steps is not None:
+            raise ValueError("local_epochs and local_steps: give one of them")
+        for name in ("lr", "local_epochs", "local_steps", "batch_size"):
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise ValueError(f"{name} {value}: above 0")
+
+    def steps(self, samples: int) -> int | None:
+        """The steps of a client with so many samples; ``None``: not known."""
+        if self.local_epochs is None:
+            return self.local_steps
+        return self.local_epochs * -(-samples // (self.batch_size or samples))
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Facts:
+    """What holds for all messages of a record.
+
+    Attributes:
+        net: ``package.module:Name`` of a class or function that returns the net, and its keyword ``arguments``; ``None``: whoever
+            audits the record gives the net.
+        head: name of the module that is called last; ``None``: the linear layer that is called last.
+        classes: number of logits.
+        input_shape: of an image, ``(C, H, W)``.
+        mean, std: of the normalisation of images in [0, 1], one number or one for each channel.
+        transforms: what each upload went through, as in a config's ``wire.transforms``; ``None``: not known.
+        framework: such as ``Flower 1.27``.
+    """
+
+    name: str
+    classes: int
+    input_shape: tuple[int, ...]
+    net: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    head: str | None = None
+    training: Training = field(default_factory=Training)
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    transforms: tuple[dict[str, Any], ...] | None = ()
+    framework: str = ""
+    format: Literal[1] = FORMAT
+
+    def __post_init__(self) -> None:
+        if self.net is not None and not re.fullmatch(r"[\w.]+:[\w.]+", self.net):
+            raise ValueError(f"net {self.net!r}: package.module:Name")
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Line:
+    """A message.
+
+    Attributes:
+        round: from 1.
+        client: its name, whatever the framework calls it.
+        direction: ``down``: to the client; ``up``: its answer.
+        kind: what the tensors are: new weights, the change of the weights, or a gradient. Names that are whole numbers are
+            positions in the net's ``state_dict``.
+        file: in the folder of the record.
+        sha256: of the file (hex).
+        num_examples: the samples that a client says it trained on.
+        nbytes: what the transport carried; ``None``: not known.
+        epsilon: what the client has spent with this answer, where it accounts for differential privacy.
+    """
+
+    round: int
+    client: str
+    direction: Direction
+    kind: Kind
+    file: str
+    sha256: str
+    num_examples: int | None = None
+    nbytes: int | None = None
+    epsilon: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.round < 1:
+            raise ValueError(f"round {self.round}: from 1")
+        if not self.client.isprintable() or not self.client:
+            raise ValueError(f"client {self.client!r}: a name of printable characters")
+        if not re.fullmatch(rf"{MESSAGES}/[\w.-]+\.safetensors", self.file):
+            raise ValueError(f"file {self.file!r}: {MESSAGES}/NAME.safetensors")
+
+
+@dataclass(frozen=True, config=_STRICT)
+class End:
+    """The last line of a record whose writer could not go on, such as where the disk was full."""
+
+    ended: str
+
+
+_FACTS: TypeAdapter[Facts] = TypeAdapter(Facts)
+_LINE: TypeAdapter[Line | End] = TypeAdapter(Line | End)
+
+
+def to_text(values: Facts | Line | End) -> str:
+    """JSON on one line."""
+    return json.dumps(asdict(values))  # type: ignore[call-overload]
+
+
+def facts_from(values: Any) -> Facts:
+    """The facts of values by name.
+
+    Raises:
+        ValueError: in one line, what is wrong and where.
+    """
+    return _checked(lambda: _FACTS.validate_python(values))
+
+
+def facts_of(text: str) -> Facts:
+    """The inverse of :func:`to_text`.
+
+    Raises:
+        ValueError: in one line, what is wrong and where.
+    """
+    return _checked(lambda: _FACTS.validate_json(text))
+
+
+def line_of(text: str) -> Line | End:
+    """As :func:`facts_of`, of a line."""
+    return _checked(lambda: _LINE.validate_json(text))
+
+
+def _checked(validate: Callable[[], T]) -> T:
+    try:
+        return validate()
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part not in ("Line", "End"))
+        message = first["msg"].removeprefix("Value error, ")
+        raise ValueError(f"{where}: {message}" if where else message) from None

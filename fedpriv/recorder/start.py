@@ -1,0 +1,78 @@
+"""Begins a record."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedpriv.errors import UsageError
+from fedpriv.recorder.layout import Facts, Training, facts_from
+from fedpriv.recorder.writer import Recording
+
+
+def recording(
+    folder: str | os.PathLike[str],
+    *,
+    classes: int,
+    input_shape: Sequence[int],
+    net: str | Callable[..., Any] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    head: str | None = None,
+    training: Training | Mapping[str, Any] | None = None,
+    mean: Sequence[float] = (0.0,),
+    std: Sequence[float] = (1.0,),
+    transforms: Sequence[Mapping[str, Any]] | None = (),
+    name: str | None = None,
+    framework: str = "",
+) -> Recording:
+    """Record a federation that runs in any training loop, so that :func:`fedpriv.audit` can audit it.
+
+    Nothing that is sent changes. If the record cannot be written, a warning says so, and training goes on::
+
+        with fedpriv.recording("record", classes=10, input_shape=(3, 32, 32), net="my_app:Net",
+                               training={"lr": 0.1, "local_epochs": 1, "batch_size": 32}) as record:
+            for round in range(1, rounds + 1):
+                for client in clients:
+                    record.sent(round, client.name, weights)
+                    answer = client.train(weights)
+                    record.answered(round, client.name, answer, num_examples=len(client.data))
+
+    Args:
+        folder: it is made; one that holds this run's record is continued, so several processes may write into it.
+        classes: number of logits.
+        input_shape: of an image, ``(C, H, W)``.
+        net: ``package.module:Name`` of a class or function that returns the net, or the class or function itself, if it can be
+            imported; ``None``: whoever audits the record gives the net.
+        arguments: with which the net is built, by name.
+        head: name of the module that is called last; ``None``: the linear layer that is called last.
+        training: what is known of local training, see :class:`fedpriv.recorder.layout.Training`.
+        mean, std: of the normalisation of images in [0, 1], one number or one for each channel.
+        transforms: what each upload went through, as in a config's ``wire.transforms``; ``None``: not known.
+        name: of the run; ``None``: that of the folder.
+
+    Raises:
+        UsageError: an argument is not of this form, or the folder holds another record.
+    """
+    path = Path(folder)
+    if net is not None and not isinstance(net, str):
+        net = f"{net.__module__}:{net.__qualname__}"
+    values: dict[str, Any] = {
+        "name": name or path.name,
+        "classes": classes,
+        "input_shape": tuple(input_shape),
+        "net": net,
+        "arguments": dict(arguments or {}),
+        "head": head,
+        "training": training or Training(),
+        "mean": tuple(mean),
+        "std": tuple(std),
+        "transforms": None if transforms is None else tuple(map(dict, transforms)),
+        "framework": framework,
+    }
+    try:
+        facts: Facts = facts_from(values)
+    except ValueError as error:
+        raise UsageError(f"recording: {error}") from None
+    return Recording(path, facts)

@@ -1,0 +1,88 @@
+"""A recorded federation is audited as a run is, as far as its record tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedpriv
+from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.audit.foreign.audit import audit_recorded
+from fedpriv.audit.foreign.membership import in_recorded_rounds
+from fedpriv.audit.foreign.record import FolderRecord
+from fedpriv.audit.foreign.replay import CannotReplay, compare_with_message
+from fedpriv.audit.membership.member_scores import LOSS, REGRESSION
+from fedpriv.audit.progress import Progress
+from fedpriv.audit.run_audit import AuditOptions
+from fedpriv.errors import UsageError
+from fedpriv.files import Damaged
+from tests.recorder.loop import federation, recorded, samples, small_net
+
+
+def test_messages_are_the_recorded_ones(tmp_path: Path) -> None:
+    record = FolderRecord(recorded(tmp_path / "record").folder)
+    clients = {"north": samples(6, 1), "south/2": samples(6, 2)}
+    assert record.messages() == [(1, 0), (1, 1), (2, 0), (2, 1)] and record.sender(1, 1).named == "client south/2"
+    for round, name, sent, answer in federation(clients, 2):
+        message = record.message(round, list(clients).index(name))
+        assert message.num_examples == 6
+        assert all(torch.equal(message.received[key], sent[key]) for key in sent)
+        assert all(torch.allclose(message.uploaded[key], answer[key], atol=1e-6) for key in answer)
+        seen = record.observation(message, ThreatModel())
+        assert seen.schedule is not None and (seen.schedule.steps, seen.schedule.batch_size) == (2, 4)
+        assert torch.allclose(seen.shared["top.bias"], answer["3.bias"] - sent["3.bias"], atol=1e-6)
+
+
+def test_the_declared_training_is_done_again_and_compared(tmp_path: Path) -> None:
+    right, wrong = recorded(tmp_path / "right").folder, recorded(tmp_path / "wrong", lr=0.1).folder
+    assert compare_with_message(FolderRecord(right), 1, 0).agrees
+    assert not compare_with_message(FolderRecord(wrong), 1, 0).agrees
+    unknown = recorded(tmp_path / "unknown", training={"lr": 0.5}).folder
+    with pytest.raises(UsageError, match="local_epochs or local_steps"):
+        compare_with_message(FolderRecord(unknown), 1, 0)
+    other = recorded(tmp_path / "other", training={"lr": 0.5, "local_epochs": 1, "batch_size": 4, "augmented": True}).folder
+    with pytest.raises(CannotReplay, match="augmented"):
+        compare_with_message(FolderRecord(other), 1, 0)
+
+
+def test_training_that_is_not_as_declared_makes_failures_no_evidence(tmp_path: Path) -> None:
+    folder = recorded(tmp_path / "wrong", rounds=1, lr=0.1).folder
+    run, _ = audit_recorded(folder, None, AuditOptions(messages=1, membership_shadows=0, budget=1e-6), lambda text: None)
+    assert any("not as declared" in condition for condition in run.conditions)
+    honest = recorded(tmp_path / "right", rounds=1).folder
+    run, _ = audit_recorded(honest, None, AuditOptions(messages=1, membership_shadows=0, budget=1e-6), lambda text: None)
+    assert any("is as the record declares" in condition for condition in run.conditions)
+
+
+def test_members_are_found_and_the_server_s_own_update_shows_none(tmp_path: Path) -> None:
+    record = FolderRecord(recorded(tmp_path / "record", rounds=1).folder)
+    members = in_recorded_rounds(record, 0, Progress(lambda text: None, None))
+    areas = {outcome.attack: outcome.points.auc.value for outcome in members.outcomes if outcome.points is not None}
+    assert areas[REGRESSION] == 1.0 and LOSS in areas
+    assert any(control.name == "negative" and control.passed for control in members.controls)
+
+
+@pytest.mark.slow
+def test_the_audit_of_a_record_answers_and_is_written(tmp_path: Path) -> None:
+    folder = recorded(tmp_path / "record").folder
+    report = fedpriv.audit(folder, messages=1)
+    assert report.answers == {"record": "Samples were recovered"}
+    assert (folder / "audit" / "audit.html").is_file() and "as it was recorded" in report.html()
+    assert report.runs[0].cost.bytes_up > 0 and report.met("membership_auc>0.9") is not None
+
+
+def test_what_does_not_fit_is_said_in_a_line(tmp_path: Path) -> None:
+    folder = recorded(tmp_path / "record", net=None).folder
+    with pytest.raises(UsageError, match="names no net"):
+        FolderRecord(folder)
+    with pytest.raises(UsageError, match=r"4 logits.*3 classes"):
+        FolderRecord(folder, torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 4)))
+    wider = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 17), torch.nn.ReLU(), torch.nn.Linear(17, 3))
+    with pytest.raises(Damaged, match=r"round 1: .*shape"):
+        FolderRecord(folder, wider).verify()
+    empty = fedpriv.recording(tmp_path / "empty", classes=3, input_shape=(1, 6, 6), net=small_net)
+    empty.answered(1, "a", small_net().state_dict())
+    with pytest.raises(UsageError, match="no message can be attacked"):
+        FolderRecord(tmp_path / "empty")
