@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedpriv.api.comparing import compare
+    from fedpriv.api.comparing import compare, gains
     from fedpriv.api.run import Run, load
     from fedpriv.api.training import resume, rounds, train
     from fedpriv.api.updates import audit_update
@@ -29,6 +29,7 @@ __all__ = [
     "audit",
     "audit_update",
     "compare",
+    "gains",
     "load",
     "resume",
     "rounds",
@@ -45,6 +46,7 @@ _WHERE = {
     "audit": "fedpriv.audit",
     "audit_update": "fedpriv.api.updates",
     "compare": "fedpriv.api.comparing",
+    "gains": "fedpriv.api.comparing",
     "load": "fedpriv.api.run",
     "resume": "fedpriv.api.training",
     "rounds": "fedpriv.api.training",

@@ -153,8 +153,8 @@ def stackable(loss: LossFunction) -> LossFunction:
 
     Such a loss reads only ``step.labels``, ``outputs``, ``views``, ``received`` and teachers, and works along their last
     dimensions: with labels ``(B,)`` and outputs ``(B, ...)`` it returns a scalar, with ``(K, B)`` and ``(K, B, ...)`` the K
-    clients' losses ``(K,)``. All other losses go through ``torch.func.vmap``, which costs about as much time as the
-    layers of a small net.
+    clients' losses ``(K,)``. It may also read ``step.trains``, and test which names are in ``step.memo``. All other losses go
+    through ``torch.func.vmap``, which costs about as much time as the layers of a small net.
 
     An overriding function does not inherit the declaration. A method's loss that adds to its objective's is stackable only if
     both are. A loss that reads anything else, or whose K values differ from those of single clients, is an error at its first

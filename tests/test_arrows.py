@@ -23,6 +23,7 @@ LAYERS = (
     "experiments",
     "audit",
     "deploy",
+    "prediction",
     "simulation",
     "plots",
     "tracking",
@@ -179,20 +180,8 @@ def test_no_circle_of_packages() -> None:
     check_without_circle(graph)
 
 
-KNOWN_CIRCLES = ("fedpriv.data",)
-"""Packages with circles that imports within functions hide."""
-
-
-@pytest.mark.parametrize("top", ["fedpriv", *KNOWN_CIRCLES])
-def test_no_circle_of_modules_even_within_functions(request: pytest.FixtureRequest, top: str) -> None:
-    if top in KNOWN_CIRCLES:
-        request.applymarker(pytest.mark.xfail(strict=True, reason="a circle that is to be mended"))
-    left_out = () if top in KNOWN_CIRCLES else KNOWN_CIRCLES
-    own = {
-        module
-        for module in modules()
-        if f"{module}.".startswith(f"{top}.") and not f"{module}.".startswith(tuple(f"{name}." for name in left_out))
-    } - {top}
+def test_no_circle_of_modules_even_within_functions() -> None:
+    own = modules().keys() - {"fedpriv"}
     graph = {
         module: {target.module for target in imports()[module] if target.when != "for types" and target.module in own} - {module}
         for module in own

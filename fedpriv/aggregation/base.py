@@ -23,7 +23,9 @@ class Uploads:
 
     Attributes:
         space: the layout of a row: the tensors that clients send, without private and masked ones.
-        rows: ``(K, p)``, ordered by client; a tensor that a client did not send has the server's values.
+        rows: ``(K, p)``, ordered by client. If only some uploads hold a tensor, the other rows get the weighted mean of those
+            that do (before that, in :meth:`Aggregation.weigh`, they have the server's values). The mean over all rows is then
+            the mean over the holders.
         by_columns: ``rows`` for the functions of :mod:`fedpriv.aggregation.columns`, which read some columns at a time. In a
             round too large for memory, only this can be read: ``rows`` is then a tensor without values (on torch's ``meta``).
         previous: ``(p,)``: the server's model at the start of the round.

@@ -6,7 +6,8 @@ At the root of the repository, ``attacks`` is a link to this folder, for those w
 * :mod:`fedpriv.attacks.core`: the input and the result of an attack, and the registry of attacks.
 * :mod:`fedpriv.attacks.gradients`: closed forms on gradients, and distances between them.
 * :mod:`fedpriv.attacks.optimise`: minimisers of many independent problems at once.
-* :mod:`fedpriv.attacks.image`, :mod:`fedpriv.attacks.text`, :mod:`fedpriv.attacks.inference`: the attacks, by what they recover.
+* :mod:`fedpriv.attacks.image`, :mod:`fedpriv.attacks.text`, :mod:`fedpriv.attacks.rows`, :mod:`fedpriv.attacks.inference`: the
+  attacks, by what they recover.
 * :mod:`fedpriv.attacks.malicious`: those of a server that alters what it sends.
 * :mod:`fedpriv.attacks.scoring`: scores of reconstructions, and of baselines without a message.
 * :mod:`fedpriv.attacks.lab`: reference victims, and the controls that are run with every attack.

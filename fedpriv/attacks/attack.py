@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from fedpriv.attacks.core.by_name import Registry
 from fedpriv.attacks.core.reconstruction import Reconstruction
+from fedpriv.attacks.core.row_reconstruction import RowReconstruction
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpriv.attacks.core.observation import Observation
-    from fedpriv.attacks.lab.setting import Setting, TextSetting
+    from fedpriv.attacks.lab.setting import RowSetting, Setting, TextSetting
 
-Modality = Literal["image", "text"]
-Result = TypeVar("Result", Reconstruction, TextReconstruction)
-Kind = TypeVar("Kind", "ImageAttack", "TextAttack")
+Modality = Literal["image", "text", "row"]
+Result = TypeVar("Result", Reconstruction, TextReconstruction, RowReconstruction)
+Kind = TypeVar("Kind", "ImageAttack", "TextAttack", "RowAttack")
 BUILT_IN = (
     "fedpriv.attacks.image.dlg",
     "fedpriv.attacks.image.inverting_gradients",
@@ -34,14 +35,16 @@ BUILT_IN = (
     "fedpriv.attacks.text.tag",
     "fedpriv.attacks.text.span",
     "fedpriv.attacks.malicious.token_imprint",
+    "fedpriv.attacks.rows.closed_form",
+    "fedpriv.attacks.rows.tableak",
 )
 
 
 class Attack(Generic[Result]):
     """An attack that reconstructs samples from messages.
 
-    An attack is a frozen dataclass that inherits :class:`ImageAttack` or :class:`TextAttack`. Its fields are the attack's
-    options, and the first line of its docstring is its description. Its class variables are for audits and controls.
+    An attack is a frozen dataclass that inherits :class:`ImageAttack`, :class:`TextAttack` or :class:`RowAttack`. Its fields are
+    the attack's options, and the first line of its docstring is its description. Its class variables are for audits and controls.
 
     Attributes:
         modality: of the samples.
@@ -49,19 +52,19 @@ class Attack(Generic[Result]):
         audit_options: options of audits and their controls that differ from the defaults; ``None``: audits do not run it, as
             another attack does the same better, or as it breaks the protocol.
         max_batch: the largest number of samples per message at which its control succeeds (measured); ``None``: any number.
-            Audits run attacks that optimise on no more.
+            Audits do not run an attack that optimises on messages with more samples.
         most_steps: the largest number of local steps per message on which audits run it; ``None``: any number.
         head: whether it is for messages with the last layer's gradient, for messages without, or for either.
         optimises: ``False`` for a closed form, which costs next to nothing.
         simulates: whether it simulates a client that minimises a cross-entropy; ``False``: it works for any loss of the net's
             outputs.
         one_step: whether it takes a change of the weights for the gradient of one step at the client's first weights.
-        any_labels: whether it works as well when samples share a class, which its control's never do (measured).
+        any_labels: whether it works as well when samples of a message share a class (measured); those of its control never do.
     """
 
     name: ClassVar[str]
     modality: ClassVar[Modality]
-    control: ClassVar[Setting | TextSetting | None] = None
+    control: ClassVar[Setting | TextSetting | RowSetting | None] = None
     audit_options: ClassVar[Mapping[str, Any] | None] = MappingProxyType({})
     max_batch: ClassVar[int | None] = 1
     most_steps: ClassVar[int | None] = None
@@ -84,8 +87,8 @@ class Attack(Generic[Result]):
 
         Args:
             observation: an earlier message of the client, which was sent honest weights.
-            public: samples of the same kind, none of them the client's: images ``(m, C, H, W)`` in [0, 1], or token ids
-                ``(m, L)``.
+            public: samples of the same kind, none of them the client's: images ``(m, C, H, W)`` in [0, 1], token ids ``(m, L)``,
+                or rows ``(m, F)``.
 
         Raises:
             Inapplicable: the attack cannot alter such a net.
@@ -116,7 +119,8 @@ class Attack(Generic[Result]):
 
     @staticmethod
     def empty(observation: Observation) -> str | None:
-        """A clause on why a message, even without a defence, shows this attack nothing of any sample; ``None``: it may."""
+        """A clause on why a message, even without a defence, shows this attack nothing of any sample; ``None``: it may show
+        something."""
 
 
 class ImageAttack(Attack[Reconstruction]):
@@ -138,12 +142,19 @@ class TextAttack(Attack[TextReconstruction]):
     finds_order: ClassVar[bool] = False
 
 
+class RowAttack(Attack[RowReconstruction]):
+    """An attack that reconstructs rows of a table; see :class:`Attack`."""
+
+    modality: ClassVar[Modality] = "row"
+    control: ClassVar[RowSetting | None] = None
+
+
 def _is_attack(thing: Any) -> bool:
-    return isinstance(thing, type) and is_dataclass(thing) and issubclass(thing, ImageAttack | TextAttack)
+    return isinstance(thing, type) and is_dataclass(thing) and issubclass(thing, ImageAttack | TextAttack | RowAttack)
 
 
-ATTACKS: Registry[type[ImageAttack] | type[TextAttack]] = Registry(
-    "attack", "attacks", BUILT_IN, _is_attack, "a frozen dataclass that inherits ImageAttack or TextAttack"
+ATTACKS: Registry[type[ImageAttack] | type[TextAttack] | type[RowAttack]] = Registry(
+    "attack", "attacks", BUILT_IN, _is_attack, "a frozen dataclass that inherits ImageAttack, TextAttack or RowAttack"
 )
 register = ATTACKS.register
 
@@ -166,6 +177,15 @@ def text_attack(name: str) -> type[TextAttack]:
     return _find(TextAttack, name)
 
 
+def row_attack(name: str) -> type[RowAttack]:
+    """An attack on rows of a table by name.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return _find(RowAttack, name)
+
+
 def image_attacks() -> dict[str, type[ImageAttack]]:
     """All attacks on images by name, sorted."""
     return {name: kind for name, kind in ATTACKS.all().items() if issubclass(kind, ImageAttack)}
@@ -174,6 +194,11 @@ def image_attacks() -> dict[str, type[ImageAttack]]:
 def text_attacks() -> dict[str, type[TextAttack]]:
     """All attacks on texts by name, sorted."""
     return {name: kind for name, kind in ATTACKS.all().items() if issubclass(kind, TextAttack)}
+
+
+def row_attacks() -> dict[str, type[RowAttack]]:
+    """All attacks on rows of a table by name, sorted."""
+    return {name: kind for name, kind in ATTACKS.all().items() if issubclass(kind, RowAttack)}
 
 
 def _find(wanted: type[Kind], name: str) -> type[Kind]:

@@ -4,19 +4,22 @@ The first of these rules that holds gives the words:
 
 0. *Claimed epsilon contradicted*: canaries show a larger epsilon than the privacy accountant claims.
 1. *Samples were recovered* from a message that a client sent: training images, more of them than the nearest public image or flat
-   images recover at the same threshold (MSE < 0.01, 0.001 or 0.0001); or images from class centres; or a sentence, word for word.
+   images recover at the same threshold (MSE < 0.01, 0.001 or 0.0001); or images from class centres; or a sentence, word for word;
+   or rows of a table, right in every cell, more of them than guesses.
 2. *Words were found*: of the tokens that an attack named as a message's, at least half were in it, and far more than of random
-   words (:func:`fedpriv.audit.judge.texts.naming_words`).
+   words (:func:`fedpriv.audit.judge.texts.naming_words`). *Cells were found*: of rows of a table, more cells than guesses have
+   right, and so many hardly by chance (:func:`fedpriv.audit.judge.rows.cells`).
 3. *Members were identified*: a membership attack separates members from others, by an interval that holds for all attacks at
-   once; or it identifies more of them at a low false-positive rate than guessing would.
+   once; or it identifies more of them at a low false-positive rate than guessing would. *Attributes were inferred*: a message
+   names hidden values of a column of rows, beyond what the other columns tell, by such an interval.
 4. *Single samples leak*: as 1 or 2, but from clients with one sample each, which the audit simulated.
 5. *Classes were inferred* of most clients that do not hold every class, exactly: from single messages, from all messages of a
-   client together, or by a classifier trained on messages of simulated clients. More of them than guessing would find, or read
-   in clear from a message.
+   client together, or by a classifier trained on messages of simulated clients. This needs more hits than guessing would have, or
+   classes that a message states in clear.
 6. *Leakage not known*, where one of these holds:
 
-   * no attack whose failure is evidence was mounted on some kind of samples, on single ones in some round, on a statistic that is
-     a gradient, or on membership in some round;
+   * for one of these, no attack was mounted whose failure is evidence: a kind of samples; single samples in some round; a
+     statistic that is a gradient; membership in some round; attributes of rows;
    * most sets of classes were found, of so few clients that guessing could have found as many;
    * a message has a statistic that the audit does not know;
    * the audit's budget cut all attacks on a message or on single samples.
@@ -29,7 +32,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fedpriv.audit import sentences
-from fedpriv.audit.judge import classes, images, members, texts
+from fedpriv.audit.judge import attributes, classes, images, members, rows, texts
 from fedpriv.audit.judge.known import samples_not_known
 from fedpriv.audit.judge.measures import metrics
 from fedpriv.audit.results import Answer, AuditedRun, Outcome, Part, TargetKind
@@ -46,12 +49,15 @@ WORDS = (
 )
 """Worst first."""
 CONTRADICTED, SAMPLES, WORDS_OF_TEXTS, MEMBERS, SINGLES, CLASSES, NOT_KNOWN, NOTHING = range(len(WORDS))
+CELLS_FOUND, ATTRIBUTES_INFERRED = "Cells were found", "Attributes were inferred"
+"""Of rows of a table, at the level of words and of members."""
 _PROTOCOL = "a server that breaks the protocol, such as one that sends altered models"
 _PARTS: dict[Part, str] = {
     "class centres": "centers",
     "shadow clients": "label shadow",
     "single uploads": "without sums",
     "single samples": "clients with a single sample",
+    "attributes": "attribute inference",
 }
 """How parts that were left out are named, other than by their own names."""
 
@@ -66,8 +72,8 @@ def answer(run: AuditedRun) -> Answer:
     return replace(next(_findings(run), None) or _nothing(run), not_tried=tuple(_not_tried(run)))
 
 
-def _finding(level: int, sentence: str, picture: str | None = None, roc: bool = False) -> Answer:
-    return Answer(WORDS[level], level, sentence, picture, roc)
+def _finding(level: int, sentence: str, picture: str | None = None, roc: bool = False, words: str = "") -> Answer:
+    return Answer(words or WORDS[level], level, sentence, picture, roc)
 
 
 def _findings(run: AuditedRun) -> Iterator[Answer]:
@@ -79,10 +85,14 @@ def _findings(run: AuditedRun) -> Iterator[Answer]:
         most = max(centers, key=lambda center: center.recovered.rate.share)
         yield _finding(SAMPLES, sentences.centers(most), most.picture)
     yield from _texts(run, "message", SAMPLES, WORDS_OF_TEXTS)
+    yield from _rows(run, "message", SAMPLES, WORDS_OF_TEXTS)
     if members.tells(run.membership):
         yield _finding(MEMBERS, sentences.membership(run.membership), roc=True)
+    if attributes.inferred(run):
+        yield _finding(MEMBERS, sentences.attributes(run)[0], words=ATTRIBUTES_INFERRED)
     yield from _images(run, SINGLES, "single image")
     yield from _texts(run, "single text", SINGLES, SINGLES)
+    yield from _rows(run, "single row", SINGLES, SINGLES)
     yield from _classes(run)
 
 
@@ -104,6 +114,17 @@ def _texts(run: AuditedRun, kind: TargetKind, level: int, level_of_words: int) -
             yield _finding(level_of_words, sentences.texts(target, named))
 
 
+def _rows(run: AuditedRun, kind: TargetKind, level: int, level_of_cells: int) -> Iterator[Answer]:
+    """Rows that were recovered in every cell, then cells."""
+    best = [most for target in run.rows if target.kind == kind and (most := rows.best(target)) is not None]
+    for whole in (True, False):
+        beyond = rows.whole_rows if whole else rows.cells
+        if recoveries := [most for most in best if beyond(most.figures, most.target.baselines)]:
+            worst = max(recoveries, key=lambda most: (rows.recovered(most).share, most.figures.cells.share))
+            words = "" if whole or level_of_cells == SINGLES else CELLS_FOUND
+            yield _finding(level if whole else level_of_cells, sentences.rows(worst.target), words=words)
+
+
 def _classes(run: AuditedRun) -> Iterator[Answer]:
     if classes.rule_finds_classes(run.labels):
         yield _finding(CLASSES, sentences.labels(run.labels)[0])
@@ -120,13 +141,17 @@ def _nothing(run: AuditedRun) -> Answer:
     if missing := list(_missing(run)):
         unknown = f"It is not known whether {' or '.join(missing)}: no attack whose failure is evidence was mounted."
         return _finding(NOT_KNOWN, unknown)
-    messages = [target for target in run.images if target.kind == "message"]
+    known = [images.is_known(target) for target in run.images if target.kind == "message"]
+    known += [rows.is_known(target) for target in run.rows if target.kind == "message"]
     what = "Reconstruction of samples"
-    if messages and not any(map(images.is_known, messages)):  # the single ones, which are easier, decide
+    if known and not any(known):  # the single ones, which are easier, decide
         what += " of clients with one sample each (of the messages themselves it is not known)"
-    tried = f"{what} and membership inference: no attack succeeded, and each conclusive one passed its positive control."
+    members_too = "membership and attribute inference" if run.attributes else "membership inference"
+    tried = f"{what} and {members_too}: no attack succeeded, and each conclusive one passed its positive control."
     without_control = classes.could_find_classes(run.shadow_labels) or classes.lacking(run.labels)
-    return _finding(NOTHING, f"{tried} Nor did the inference of classes, which has no control." if without_control else tried)
+    if without_control:
+        tried += " Inference of classes did not succeed either; it has no control."
+    return _finding(NOTHING, tried)
 
 
 def _missing(run: AuditedRun) -> Iterator[str]:
@@ -136,6 +161,8 @@ def _missing(run: AuditedRun) -> Iterator[str]:
         yield "members can be identified"
     elif run.membership_limit:
         yield f"members can be identified ({run.membership_limit})"
+    if run.rows and (why := attributes.not_known(run)):
+        yield f"hidden values of rows can be inferred ({why})"
     if why := classes.limit_of_rules(run.labels):
         yield f"classes can be inferred ({why})"
     if any(map(classes.rule_open, (run.labels, run.labels_over_rounds))):
@@ -144,7 +171,7 @@ def _missing(run: AuditedRun) -> Iterator[str]:
 
 def _not_tried(run: AuditedRun) -> Iterator[str]:
     """Attacks that were not mounted, with reasons; and those that an audit does not have."""
-    targets = [target for target in (*run.images, *run.texts) if target.kind == "message"]
+    targets = [target for target in (*run.images, *run.texts, *run.rows) if target.kind == "message"]
     outcomes: list[Outcome] = [outcome for target in targets for outcome in target.outcomes]
     mounted, by_reason = {outcome.attack for outcome in outcomes if outcome.status.was_run}, dict[str, list[str]]()
     for outcome in outcomes:

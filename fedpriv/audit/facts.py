@@ -8,6 +8,7 @@ from statistics import mean, median
 from typing import Any
 
 from fedpriv.audit import formats
+from fedpriv.audit.before_training import told_before
 from fedpriv.audit.membership.epsilon import measured
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.traffic import conditions, crossed, has_batch_norm, knowledge
@@ -52,6 +53,7 @@ def facts(record: RunRecord, summary: Mapping[str, Any]) -> AuditedRun:
         cost=cost(record, summary),
         snr=signal_to_noise(record.folder.records()),
         wire=crossed(record),
+        before=told_before(record.store.statistics()),
         server_knows=server,
         outsider_knows=outsider,
         conditions=conditions(record),

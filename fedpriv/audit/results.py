@@ -27,11 +27,11 @@ from fedpriv.tracking.folder import read_run
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-TargetKind = Literal["message", "single image", "single text"]
+TargetKind = Literal["message", "single image", "single text", "single row"]
 """A message that a client sent, or messages of clients with one sample each, which the audit simulated (the easiest case)."""
 Part = Literal[
-    "images", "single images", "texts", "single texts", "rows", "class centres", "shadow clients", "mean colour", "membership",
-    "single uploads", "single samples", "buffers", "statistics",
+    "images", "single images", "texts", "single texts", "rows", "single rows", "attributes", "class centres", "shadow clients",
+    "mean colour", "membership", "single uploads", "single samples", "buffers", "statistics",
 ]  # fmt: skip
 """A part of an audit that can be left out as a whole."""
 
@@ -309,6 +309,116 @@ class TextTargetResult(Target):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RowRates:
+    """How many cells of a table are right, and how many rows in every cell."""
+
+    cells: Rate
+    rows: Rate
+
+
+@dataclass(frozen=True)
+class CellExample:
+    """A cell of an example row, decoded; ``guessed``: by the column's most frequent level or its mean."""
+
+    column: str
+    true: str
+    recovered: str
+    guessed: str
+    right: bool
+
+
+@dataclass(frozen=True)
+class RowExample:
+    """A row and its reconstruction, cell by cell; ``right``: how many cells are right."""
+
+    cells: tuple[CellExample, ...]
+
+    @property
+    def right(self) -> int:
+        """How many cells are right."""
+        return sum(cell.right for cell in self.cells)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowFigures(RowRates):
+    """The figures of an attack on rows of a table.
+
+    Attributes:
+        numbers, categories: the cells of either kind of column; ``None``: the table has none.
+        labels: ``None``: it guesses no labels.
+        by_chance: the probability that guesses are right in as many cells, row by row; see :mod:`fedpriv.audit.rows.figures`.
+        example: the row that it recovered best.
+    """
+
+    numbers: Rate | None
+    categories: Rate | None
+    labels: Rate | None
+    by_chance: float
+    example: RowExample
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowOutcome(Outcome):
+    """An attack on rows of a table; ``figures``: ``None``: it was not run."""
+
+    figures: RowFigures | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowTarget(Target):
+    """Attacked rows of a table.
+
+    Attributes:
+        columns: their number.
+        baselines: guesses made without the message, by name.
+    """
+
+    outcomes: tuple[RowOutcome, ...]
+    columns: int
+    baselines: Mapping[str, RowRates]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributeFigures:
+    """How many hidden values of a column were named by an attack on a message, and by the other columns alone.
+
+    Attributes:
+        right: with the message; ``guessed``: without it, by the same attacker on the same rows.
+        gained, lost: rows that are right only with the message, and only without it.
+        together: the interval of :attr:`advantage` that holds for all columns of all messages at once.
+    """
+
+    right: Rate
+    guessed: Rate
+    gained: int
+    lost: int
+    together: Interval
+    cpu_seconds: float
+
+    @property
+    def advantage(self) -> float:
+        """The difference of the two shares."""
+        return self.right.share - self.guessed.share
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributeOutcome(Outcome):
+    """Attribute inference of one column from one message.
+
+    Attributes:
+        values: the number of its values; of numbers, of their ranges.
+        figures: ``None``: it was not run.
+    """
+
+    round: int
+    sender: Sender
+    column: str
+    values: int
+    figures: AttributeFigures | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class CenterOutcome:
     """Images recovered from the class centres of a message. There is no control, so that a failure is no evidence.
 
@@ -472,7 +582,7 @@ class KnownMembers:
 
     round: int
     sender: Sender
-    what: Literal["images", "texts"]
+    what: Literal["images", "texts", "rows"]
     attack: str
     rate: Rate
 
@@ -559,7 +669,7 @@ class Value:
 class SumComparison:
     """An attack on the sums that the server saw, beside the same on the uploads behind them; ``None``: not mounted there."""
 
-    measure: Literal["images", "texts", "label sets", "membership"]
+    measure: Literal["images", "texts", "rows", "cells", "label sets", "membership"]
     attack: str
     on_sums: Value | None
     on_uploads: Value | None
@@ -672,6 +782,22 @@ class Wire:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ToldBefore:
+    """What a message of before round 1 says of training samples.
+
+    Attributes:
+        client: whose samples they are; ``None``: those of all clients together.
+        column: of a table, or a channel; empty: all of the samples.
+        bytes: of the message.
+    """
+
+    client: int | None
+    column: str
+    says: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Statistic:
     """A statistic that is sent besides the layers that give the logits.
 
@@ -738,7 +864,9 @@ class AuditedRun:
         participants: clients in a round.
         defence: transforms, secure aggregation and differential privacy, as they are named.
         server_knows, outsider_knows, conditions: in sentences; ``batch_norm``: whether the net normalises by the batch.
+        before: what the clients told of their samples before round 1.
         exposed: kinds of statistics that are sent unaltered although a defence alters the model.
+        attributes: an outcome for each column and attacked message, also of those that were not run.
         membership: an outcome for each attack and round, also of those that were not run.
         membership_limit: why a failure to identify members is no evidence; ``None``: it is evidence.
         not_run: parts of the audit that were left out, and why.
@@ -774,10 +902,14 @@ class AuditedRun:
     outsider_knows: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
     batch_norm: bool = False
+    before: tuple[ToldBefore, ...] = ()
     statistics: tuple[Statistic, ...] = ()
     exposed: tuple[str, ...] = ()
     images: tuple[ImageTarget, ...] = ()
     texts: tuple[TextTargetResult, ...] = ()
+    rows: tuple[RowTarget, ...] = ()
+    attributes: tuple[AttributeOutcome, ...] = ()
+    attribute_controls: tuple[ControlResult, ...] = ()
     centers: tuple[CenterOutcome, ...] = ()
     mean_colours: tuple[MeanColour, ...] = ()
     labels: tuple[LabelResult, ...] = ()

@@ -20,7 +20,7 @@ from fedpriv.audit.images.center_leaks import inverted_centers
 from fedpriv.audit.images.mean_colours import mean_colours
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import Attacked, on_message, on_single_images
-from fedpriv.audit.judge import images, texts
+from fedpriv.audit.judge import images, rows, texts
 from fedpriv.audit.membership.label_leaks import infer_labels, label_findings, shadow_labels
 from fedpriv.audit.membership.rounds import in_rounds
 from fedpriv.audit.progress import END, BudgetSpent, Progress, Say, check_budget, keep_moments, last_moments, spent
@@ -41,6 +41,9 @@ from fedpriv.audit.results import (
     TextTargetResult,
     distinct,
 )
+from fedpriv.audit.rows.attributes import infer_attributes
+from fedpriv.audit.rows.recovery import AttackedRows, on_single_rows
+from fedpriv.audit.rows.recovery import on_message as on_rows_of
 from fedpriv.audit.sums import compared
 from fedpriv.audit.text.recovery import on_message as on_texts_of
 from fedpriv.audit.text.recovery import on_single_texts
@@ -49,10 +52,10 @@ from fedpriv.processes import forked
 from fedpriv.samples import Modality
 from fedpriv.storage.run_folder import RunFolder
 
-ROWS = Reason(
+ARRAYS = Reason(
     "does not apply",
-    "the attacks reconstruct images and texts, and the samples are rows of a table; a first layer that is fully connected can "
-    "reveal a row as it reveals an image",
+    "the attacks reconstruct images, texts and rows of a table, and the samples are arrays; a first layer that is fully connected "
+    "can reveal an array as it reveals a row",
 )
 CENTERS_OF_TEXTS = Reason(
     "does not apply", "the class centres are means of embeddings of texts, and the attack inverts only embeddings of images"
@@ -65,13 +68,13 @@ class AuditOptions:
     """The extent of an audit.
 
     Attributes:
-        messages: number of messages to attack: of evenly spaced kept rounds, the first kept client of each. Membership is
-            attacked in the same rounds, for all kept clients; with 1, in the last one.
+        messages: number of kept rounds, evenly spaced. In each, the message of the first kept client is attacked, and membership
+            for all kept clients. With 1, membership is attacked in the last round.
         label_shadows: shadow local updates for the inference of label sets; 0: none.
-        membership_shadows: shadow local updates for each client of the last kept round, an even number, and of an earlier one at
-            most :data:`fedpriv.audit.membership.rounds.EARLIER`; 0: no membership inference.
-        singles: largest number of images of the easiest case for attackers that optimise, in the first and in the last of the
-            rounds whose messages are attacked.
+        membership_shadows: shadow local updates for each client of the last kept round, an even number; at most
+            :data:`fedpriv.audit.membership.rounds.EARLIER` in earlier rounds; 0: no membership inference.
+        singles: largest number of images, or rows, of the easiest case for attackers that optimise, in the first and in the last
+            of the rounds whose messages are attacked.
         budget: seconds after which no further attack of a run begins; ``None``: no limit.
     """
 
@@ -195,8 +198,13 @@ def _attacked(run: AuditedRun, record: Record, options: AuditOptions, progress: 
         clients.run,
         images=samples.run.images,
         texts=samples.run.texts,
+        rows=samples.run.rows,
         controls=samples.run.controls,
-        known_members=(*images.known_members(samples.run.images), *texts.known_members(samples.run.texts)),
+        known_members=(
+            *images.known_members(samples.run.images),
+            *texts.known_members(samples.run.texts),
+            *rows.known_members(samples.run.rows),
+        ),
         not_run={**record.not_run(), **samples.run.not_run, **clients.run.not_run},
     )
     return _Findings(
@@ -209,7 +217,7 @@ def _attacked(run: AuditedRun, record: Record, options: AuditOptions, progress: 
 
 
 def _of_samples(run: AuditedRun, record: Record, options: AuditOptions, progress: Progress, workers: int) -> _Findings:
-    """Reconstruction of images and texts."""
+    """Reconstruction of images, texts and rows."""
     progress.begin_part("samples")
     pictures, not_run = dict[str, bytes](), dict[Part, Reason]()
     of_texts = on_texts(record, options, not_run, progress) if "text" in record.modalities else []
@@ -221,10 +229,17 @@ def _of_samples(run: AuditedRun, record: Record, options: AuditOptions, progress
             pictures[picture] = grid(rows)
         targets.append(attacked.described(picture if rows else None))
         controls += attacked.controls()
-    if not record.modalities:
-        not_run["rows"] = ROWS
+    of_rows = on_rows(record, options, not_run, progress) if not record.modalities else []
+    controls += [control for attacked in of_rows for control in attacked.controls]
     progress.end_step()
-    run = replace(run, images=tuple(targets), texts=tuple(of_texts), controls=distinct(controls), not_run=not_run)
+    run = replace(
+        run,
+        images=tuple(targets),
+        texts=tuple(of_texts),
+        rows=tuple(attacked.result for attacked in of_rows),
+        controls=distinct(controls),
+        not_run=not_run,
+    )
     return _Findings(run, pictures, progress.times, progress.moments)
 
 
@@ -279,6 +294,12 @@ def _by_simulation(run: AuditedRun, record: RunRecord, options: AuditOptions, pr
     members = in_rounds(record, earlier, options.membership_shadows, options.seed, progress)
     if members.refused is not None:
         not_run["membership"] = members.refused
+    if record.encoding is not None:
+        chosen = _easiest(record, _chosen(record, options.messages))
+        attributes = infer_attributes(record, chosen, options.seed, progress)
+        run = replace(run, attributes=attributes.outcomes, attribute_controls=distinct(attributes.controls))
+        if attributes.refused is not None:
+            not_run["attributes"] = attributes.refused
     progress.end_step()
     run = replace(
         run,
@@ -323,13 +344,19 @@ def _beside_uploads(run: AuditedRun, run_dir: Path, options: AuditOptions, progr
     return replace(run, comparison=compared(run, _attacked(run, behind, options, progress, 1).run))
 
 
-def _chosen(record: Record, messages: int, holding: Modality) -> list[tuple[int, int]]:
+def _chosen(record: Record, messages: int, holding: Modality | None = None) -> list[tuple[int, int]]:
     """(round, client) of the messages to attack: of evenly spaced kept rounds, the first kept client with such samples.
 
     For pairs, clients with both images and texts are preferred, so that both are attacked for the same client.
+
+    Args:
+        holding: of pairs; ``None``: any client's samples will do.
     """
     spread = _rounds(record, messages)
-    holders = {round: [client for client in record.clients(round) if record.lacking(client) != holding] for round in spread}
+    holders = {
+        round: [client for client in record.clients(round) if holding is None or record.lacking(client) != holding]
+        for round in spread
+    }
     return [
         (round, min(clients, key=lambda client: record.lacking(client) is not None))
         for round, clients in holders.items()
@@ -369,7 +396,7 @@ def on_images(record: Record, options: AuditOptions, not_run: dict[Part, Reason]
     easiest: list[Attacked] = []
     for is_single, attack in calls:
         if any(result.all_recovered for result in easiest):
-            break  # the last round can give away no more
+            break  # all single images of one round were recovered, so the last one is skipped
         try:
             results.append(attack(options.seed, say))
         except UsageError as error:
@@ -403,4 +430,31 @@ def on_texts(record: Record, options: AuditOptions, not_run: dict[Part, Reason],
             not_run["single texts"] = Reason("not available", str(error))
         except FedprivError as error:
             not_run["texts"] = Reason("does not apply", str(error))
+    return results
+
+
+def on_rows(record: Record, options: AuditOptions, not_run: dict[Part, Reason], say: Say) -> list[AttackedRows]:
+    """As :func:`on_images`, for rows of a table."""
+    results = list[AttackedRows]()
+    if record.encoding is None:
+        not_run["rows"] = ARRAYS
+        return []
+    chosen = _chosen(record, options.messages)
+    for round, client in chosen:
+        if (cut := spent(say)) is not None:
+            not_run["rows"] = cut
+            return results
+        results.append(on_rows_of(record, round, client, options.seed, say))
+    if not isinstance(record, RunRecord) or record.summed:  # the server sees only sums
+        return results
+    for message in _easiest(record, chosen):
+        try:
+            results.append(on_single_rows(record, *message, options.seed, say, options.singles))
+        except NotSimulated as error:
+            not_run["single rows"] = Reason("not available", str(error))
+        except UsageError as error:
+            not_run["single rows"] = Reason("does not apply", str(error))
+        else:
+            if rows.all_recovered(results[-1].result):
+                break  # the last round can give away no more
     return results

@@ -8,8 +8,10 @@ from statistics import mean, median
 from fedpriv.attacks.inference.canaries import CanaryBound
 from fedpriv.attacks.scoring.scores import Rate
 from fedpriv.audit.formats import at_most, bound
+from fedpriv.audit.judge import attributes as judge_attributes
 from fedpriv.audit.judge import classes, members
 from fedpriv.audit.judge import images as judge_images
+from fedpriv.audit.judge import rows as judge_rows
 from fedpriv.audit.judge import texts as judge_texts
 from fedpriv.audit.judge.images import LIMIT, Recovery
 from fedpriv.audit.judge.members import Separation
@@ -25,6 +27,7 @@ from fedpriv.audit.results import (
     MeanColour,
     MembershipOutcome,
     Part,
+    RowTarget,
     ShadowLabels,
     TextScoreMeans,
     TextTargetResult,
@@ -33,11 +36,12 @@ from fedpriv.audit.results import (
 
 def verdict(run: AuditedRun) -> list[str]:
     """The sentences on one run."""
-    left_out: tuple[Part, ...] = () if run.images else ("images", "rows")
+    left_out: tuple[Part, ...] = () if run.images or run.rows else ("images", "rows")
     return [
         *_messages([target for target in run.images if target.kind == "message"]),
         *(images(target) for target in run.images if target.kind == "single image"),
         *(texts(target, judge_texts.best(target) or judge_texts.naming_words(target)) for target in run.texts),
+        *map(rows, run.rows),
         *(_not_attacked(part, str(run.not_run[part])) for part in left_out if part in run.not_run),
         *(centers(outcome) for outcome in run.centers if judge_images.gives_away(outcome)),
         *_mean_colour(run.mean_colours),
@@ -45,6 +49,7 @@ def verdict(run: AuditedRun) -> list[str]:
         *labels(run.labels),
         *shadows(run.shadow_labels),
         *_membership(run),
+        *attributes(run),
         *([] if run.is_update else _epsilon(run.epsilon)),  # one message does not say how it was made
     ]
 
@@ -88,7 +93,8 @@ def _message(alike: Sequence[ImageTarget]) -> str:
         by = ", ".join(outcome.attack for outcome, _ in judge_images.ran(target) if outcome.status.is_evidence)
         return (
             f"None of the {rate.n} training images behind {where[0]} was reconstructed by {by} within their "
-            f"budgets (MSE < {LIMIT}; 95 % interval up to {at_most(rate.high)}; each recovered its control){_left_out(target)}."
+            f"budgets (MSE < {LIMIT}; 95 % interval up to {at_most(rate.high)}; each attack passed its positive control)"
+            f"{_left_out(target)}."
         )
     return (
         f"{rate.successes} of {rate.n} training images were reconstructed from {where[0]} by {best.outcome.attack} "
@@ -115,8 +121,8 @@ def _easiest(target: ImageTarget) -> str:
     ]
     results = ", ".join(f"0 of {rate.n} by {name} (up to {at_most(rate.high)} is not excluded)" for name, rate in failures)
     return (
-        f"From {case}, no image was reconstructed within these budgets (MSE < {LIMIT}): {results}; each recovered its control; "
-        f"95 % intervals, {stopping}{_left_out(target)}."
+        f"From {case}, no image was reconstructed within these budgets (MSE < {LIMIT}): {results}; each attack passed its "
+        f"positive control; 95 % intervals, {stopping}{_left_out(target)}."
     )
 
 
@@ -163,7 +169,7 @@ def _left_out(target: ImageTarget) -> str:
     if others := [outcome.attack for outcome, _ in attacks if not outcome.status.is_evidence]:
         clauses.append(f"the failure of {', '.join(others)} is no evidence")
     clauses += [
-        f"{outcome.attack} was tried on no more images ({outcome.cut})" for outcome, _ in attacks if outcome.cut is not None
+        f"{outcome.attack} was not tried on further images ({outcome.cut})" for outcome, _ in attacks if outcome.cut is not None
     ]
     if untried := [outcome.attack for outcome in target.outcomes if not outcome.status.was_run]:
         clauses.append(f"not tried: {', '.join(untried)}")
@@ -226,6 +232,50 @@ def _text_reasons(target: TextTargetResult) -> str:
     reasons = [f"{outcome.attack}: " * outcome.status.was_run + outcome.status.why for outcome in target.outcomes]
     partial = [outcome.partial_leakage.sentence for outcome in target.outcomes if outcome.partial_leakage is not None]
     return "; ".join([*dict.fromkeys(reasons), *partial[:1]])
+
+
+# Rows
+
+
+def rows(target: RowTarget) -> str:
+    """The sentence on the attacks on a target's rows."""
+    easiest = f"clients that hold a single row (simulated by the audit, defences included; round {target.round})"
+    where = target.sender.message_of(target.round) if target.kind == "message" else easiest
+    if (best := judge_rows.best(target)) is None:
+        mounted = any(judge_rows.ran(target))
+        whose = " whose failure is evidence" if mounted else ""
+        reveals = "it reveals" if target.kind == "message" else "they reveal"
+        return f"No attack on rows{whose} was mounted on {where}, so what {reveals} is not known ({_row_reasons(target)})."
+    figures, guess = best.figures, judge_rows.guessed(target.baselines)
+    cells = f"{figures.cells.share:.0%} of the cells ({_span(figures.cells)}; guesses: {guess.cells.share:.0%})"
+    whole = f"{figures.rows.successes} of {figures.rows.n} rows right in every cell ({_span(figures.rows)})"
+    why = judge_rows.may_be_more(target)
+    more = "" if why is None else f"; it may be more, as a failure is no evidence: {why}"
+    if judge_rows.beyond_guesses(figures, target.baselines):
+        return f"From {where}, {best.outcome.attack} recovered {cells}, and {whole}{more}."
+    by = ", ".join(attack.outcome.attack for attack in judge_rows.ran(target) if attack.outcome.status.is_evidence)
+    return (
+        f"No row behind {where} was recovered by {by}, beyond guesses: {best.outcome.attack} has {cells} right, and {whole}; each "
+        f"recovered its control{_rows_left_out(target)}."
+    )
+
+
+def _row_reasons(target: RowTarget) -> str:
+    """Why no attack is evidence: each reason with its attackers."""
+    attacks: dict[str, list[str]] = {}
+    for outcome in target.outcomes:
+        failed = "recovered no more than guesses, which is no evidence: " if outcome.status.was_run else ""
+        attacks.setdefault(f"{failed}{outcome.status.why}", []).append(outcome.attack)
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in attacks.items())
+
+
+def _rows_left_out(target: RowTarget) -> str:
+    """A clause on the attackers whose failure is no evidence, and on those that were not tried."""
+    others = [attack.outcome.attack for attack in judge_rows.ran(target) if not attack.outcome.status.is_evidence]
+    untried = [outcome.attack for outcome in target.outcomes if not outcome.status.was_run]
+    clauses = [f"the failure of {', '.join(others)} is no evidence"] if others else []
+    clauses += [f"not tried: {', '.join(untried)}"] if untried else []
+    return "".join(f"; {clause}" for clause in clauses)
 
 
 # Statistics
@@ -368,6 +418,33 @@ def _in_round(attack: MembershipOutcome, attacks: Sequence[MembershipOutcome]) -
     return f"{attack.name}, round {attack.round}" if several else attack.name
 
 
+# Attributes
+
+
+def attributes(run: AuditedRun) -> list[str]:
+    """The sentence on hidden values of rows; none where no column was attacked."""
+    if (best := judge_attributes.best(run.attributes)) is None:
+        return []
+    outcome, figures = best.outcome, best.figures
+    where = outcome.sender.message_of(outcome.round)
+    rates = f"{figures.right.share:.0%} of the values of {outcome.column} in {figures.right.n} rows"
+    difference = (
+        f"a difference of {100 * figures.advantage:+.0f} percentage points, 95 % interval {100 * figures.together.low:+.0f} to "
+        f"{100 * figures.together.high:+.0f}, which holds for all {figures.together.of} columns and messages at once"
+    ).replace("-", "−")
+    against = f"the other columns and the label tell {figures.guessed.share:.0%} ({difference})"
+    if beyond := judge_attributes.inferred(run):
+        names = list(dict.fromkeys(attack.outcome.column for attack in beyond))
+        others = f" Of {len(names)} columns the messages tell more: {', '.join(names)}." if len(names) > 1 else ""
+        return [f"Who knows all else of a row learns from {where} {rates}, where {against}.{others}"]
+    why = judge_attributes.not_known(run)
+    evidence = f"; that is no evidence: {why}" if why else ""
+    return [
+        "Who knows all of a row but one column learns no more of it from the messages than the other columns tell; of the most "
+        f"telling one, {rates} are named from {where}, and {against}{evidence}."
+    ]
+
+
 # Epsilon
 
 
@@ -399,8 +476,8 @@ def contradiction(lower: CanaryBound, claim: float) -> str:
     """The sentence on a lower bound that exceeds the claim."""
     return (
         f"By {lower.name} the canaries show an epsilon of at least {lower.epsilon:.3g}, above the {claim:.3g} of the privacy "
-        "accountant: noise or clipping is not what it assumes. Even if both are right, one of the four bounds exceeds a "
-        "tight epsilon in up to 20 % of runs."
+        "accountant: noise or clipping is not what the accountant assumes. By chance alone, at least one of the four bounds "
+        "exceeds even a correct, tight epsilon in up to 20 % of runs."
     )
 
 

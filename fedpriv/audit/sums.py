@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
 from fedpriv.attacks.scoring.scores import Rate, wilson
-from fedpriv.audit.judge import images, members, texts
+from fedpriv.audit.judge import images, members, rows, texts
 from fedpriv.audit.results import AuditedRun, SumComparison, Value
 
-Measure = Literal["images", "texts", "label sets", "membership"]
+Measure = Literal["images", "texts", "rows", "cells", "label sets", "membership"]
 
 
 def compared(sums: AuditedRun, alone: AuditedRun) -> tuple[SumComparison, ...]:
@@ -38,6 +38,18 @@ def _texts(run: AuditedRun) -> dict[str, Value]:
     return _pooled((result.outcome.attack, rate) for result in ran if (rate := result.figures.exact) is not None)
 
 
+def _rows(run: AuditedRun) -> dict[str, Value]:
+    return _pooled((result.outcome.attack, result.figures.rows) for result in _on_rows(run))
+
+
+def _cells(run: AuditedRun) -> dict[str, Value]:
+    return _pooled((result.outcome.attack, result.figures.cells) for result in _on_rows(run))
+
+
+def _on_rows(run: AuditedRun) -> Iterator[rows.BestRows]:
+    return (result for target in run.rows if target.kind == "message" for result in rows.ran(target))
+
+
 def _labels(run: AuditedRun) -> dict[str, Value]:
     return _pooled((rule.rule, rule.exact) for rule in run.label_rules if rule.exact is not None)
 
@@ -60,6 +72,8 @@ def _pooled(rates: Iterable[tuple[str, Rate]]) -> dict[str, Value]:
 _MEASURES: Mapping[Measure, Callable[[AuditedRun], dict[str, Value]]] = {
     "images": _images,
     "texts": _texts,
+    "rows": _rows,
+    "cells": _cells,
     "label sets": _labels,
     "membership": _membership,
 }

@@ -53,7 +53,7 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
         held_to(controls)
         for attacker in tried:
             begin(f"{target.title}: {attacker.name}")
-            out.print(f"{attacker.name}: {'; '.join(attacker.threat.sentences(images=False))}", soft_wrap=True)
+            out.print(f"{attacker.name}: {'; '.join(attacker.threat.sentences('texts'))}", soft_wrap=True)
             attempt = target.run(attacker, Trial(seed))
             for line in figures.in_lines(attempt, target):
                 out.print(line, soft_wrap=True)

@@ -61,7 +61,7 @@ def _all() -> Rows:
 
     return {
         "datasets": [{"name": name, "about": source.about, "model": source.default_model} for name, source in sources().items()],
-        "partitions": [{"name": name, "about": dealing.about} for name, dealing in partitions().items()],
+        "partitions": [{"name": name, "about": rule.about} for name, rule in partitions().items()],
     }
 
 
@@ -81,7 +81,7 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
     `clients/<client>/...` (each an image folder by class, or tables), or a column of a table (--partition by_column).
 
     \b
-    Example: fedpriv data show --dataset digits --partition dirichlet --alpha 0.1 --output dealt.png
+    Example: fedpriv data show --dataset digits --partition dirichlet --alpha 0.1 --output partition.png
     """
     import numpy as np
 

@@ -65,6 +65,8 @@ def _method(method: type[Method]) -> dict[str, Any]:
     shared = method.shared & method.objective_class.trained_roles
     parts: Sequence[Any] = (method, method.objective_class, method.aggregation_class) if method.shared else (method,)
     stays = [role for role in ("encoder", "projector", "head") if role in method.objective_class.trained_roles - shared]
+    if not method.shared:
+        stays = ["nothing: all training samples are in one place" if method.pools else "everything"]
     return {
         "name": method.name,
         "title": method.title,
@@ -72,7 +74,7 @@ def _method(method: type[Method]) -> dict[str, Any]:
         "objective": method.objective_class.name,
         "aggregation": method.aggregation_class.name if method.shared else None,
         "shares": [role for role in ROLES if role in shared],
-        "keeps": [*(stays if method.shared else ["everything"]), *_words(half.keeps for half in parts)],
+        "keeps": [*stays, *_words(half.keeps for half in parts)],
         "sends_besides": _words(half.sends for half in parts),
         "broadcasts_initial_model": method.round_zero,
         "suggests": {**method.aggregation_class.suggests, **method.objective_class.suggests, **method.suggests},

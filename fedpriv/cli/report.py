@@ -89,7 +89,7 @@ class Reporter:
                 (config.called, "bold"),
                 f" on {config.data.name}: {config.data.clients} clients of "
                 f"{_samples(sizes[0], sizes[-1])}{_left_out(federation)}, {partition}, {model}, seed {config.seed}; "
-                f"clients are run {federation.choice}",
+                + (f"clients are run {federation.choice}" if federation.pooled is None else "all training samples in one place"),
             ),
             soft_wrap=True,
         )

@@ -6,7 +6,7 @@ import os
 import socket
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,12 +157,14 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     with a single sample (the easiest case). AUC: that of the best membership attack.
 
     RUN is a run folder, a run id, or the beginning of a folder's name. Runs that differ only in the seed, or in the seed of the
-    partition, are summarised as mean and standard deviation.
+    partition, are summarised as mean and standard deviation. With runs of `local` or `pooled` among them, it says what the others
+    gain over clients that train alone, and lose against training on all data in one place.
 
     \b
     Example: fedpriv compare runs/a runs/b
     """
-    from fedpriv.api.comparing import common_score, contradictions, figures, labels, repeated
+    from fedpriv.api.comparability import not_comparable
+    from fedpriv.api.comparing import as_row, common_score, contradictions, figures, gains_between, labels, repeated
     from fedpriv.plots import compare_curves
 
     folders = run_folders(runs, runs_dir)
@@ -213,9 +215,12 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
             out.print(f"{label}: no mean, as runs with the same config and seed differ in their results", soft_wrap=True)
         elif repeated_names:
             out.print(f"{label}: no spread over seeds{left_out}", soft_wrap=True)
+    gains = gains_between(folders)
+    for gain in gains:
+        out.print(str(gain), soft_wrap=True)
     if {row["split"] for row in rows} == {"validation"}:
         out.print("accuracies are on the clients' validation data (eval.split), not on their test data", soft_wrap=True)
-    for why in (*contradicted.values(), *_not_comparable(rows)):
+    for why in (*contradicted.values(), *not_comparable(folders, rows)):
         say(f"warning: {why}", err=True)
     curves = {printable(label): [_tested(folders[index]) for index in members] for label, members in plotted.items()}
     try:
@@ -224,7 +229,8 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}; --output names another file") from None
     out.print(f"plot: {output}", soft_wrap=True)
-    return {"runs": rows, "groups": summaries, "metric": score.name, "plot": str(output)}
+    gained = [as_row(gain) for gain in gains]
+    return {"runs": rows, "groups": summaries, "metric": score.name, "gains": gained, "plot": str(output)}
 
 
 def _over_seeds(values: Sequence[float | None]) -> tuple[float | None, float | None]:
@@ -285,27 +291,6 @@ def _note(folder: Path, row: dict[str, Any]) -> str | None:
         outcome = f"linear probe {outcome}" if outcome else f"see fedpriv probe {row['run']}"
         return f"{row['run']}: no accuracy, self-supervised; {outcome}"
     return None
-
-
-def _not_comparable(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Reasons for which accuracies of the runs cannot be compared, in a line each."""
-    if len(metrics := dict.fromkeys(row["metric"] for row in rows)) > 1:
-        yield f"the runs are ranked by different scores ({', '.join(metrics)}), so accuracy is compared (--set eval.metric)"
-    if len({row["split"] for row in rows}) > 1:
-        validated = ", ".join(row["run"] for row in rows if row["split"] == "validation")
-        yield f"accuracies on validation data ({validated}) and on test data are not comparable"
-    if len(datasets := sorted({row["dataset"] for row in rows})) > 1:
-        yield f"accuracies on different data sets ({', '.join(datasets)}) are not comparable"
-    if len(lengths := sorted({row["rounds"] for row in rows if row["status"] == "finished"})) > 1:
-        yield f"runs of different lengths ({', '.join(map(str, lengths))} rounds)"
-    for dataset in datasets:
-        group = [row for row in rows if row["dataset"] == dataset]
-        if len({row["data_hash"] for row in group} - {None}) > 1:
-            reason = "they changed between the runs, or options of the data differ"
-            yield f"accuracies on other samples of {Path(dataset).name} are not comparable ({reason})"
-        for seed in dict.fromkeys(row["seed"] for row in group):
-            if len({row["partition_hash"] for row in group if row["seed"] == seed}) > 1:
-                yield f"{Path(dataset).name}, seed {seed}: the clients of the runs hold different samples"
 
 
 def _count_seeds(rows: Sequence[dict[str, Any]]) -> str:

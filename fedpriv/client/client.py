@@ -326,7 +326,7 @@ class Client:
         booked = self.store.spent(self.number)
         before = {**booked, round: charges[:-1]}
         spent = [[privacy.noise or 0.0, rate, steps] for number in sorted(before) for rate, steps in before[number]]
-        Ledger(privacy, {account: spent}, [(self.number,)]).spend(account, *charge)
+        Ledger(privacy, {account: spent}, [(self.number,)], self.agreement.spent_before).spend(account, *charge)
         # A local update that is repeated is booked already, perhaps with more phases than it has run so far.
         self.store.book(self.number, round, max(charges, booked.get(round, []), key=len))
 

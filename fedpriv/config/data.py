@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from fedpriv.config.sections import Section
 
@@ -64,6 +65,18 @@ class DataConfig(Section):
         "null: all but those, and but texts",
     )
     drop: tuple[str, ...] = Field((), description="columns of a table that are not used")
+    min_level: PositiveInt = Field(
+        5,
+        description="of a table's categories: the number of its training rows that must have a level for a client to name it; "
+        "others are read as one",
+    )
+    bounds: Mapping[str, tuple[float, float]] = Field(
+        {}, description="least and greatest number of columns of a table, such as {age: [0, 120]}; needed under DP"
+    )
+    levels: Mapping[str, tuple[str, ...]] = Field(
+        {},
+        description="levels of columns of a table, such as {sex: [female, male]}, which no client then names; needed under DP",
+    )
     clients: PositiveInt = Field(
         20, description="number of registered clients; follows from the data if these are partitioned already"
     )
@@ -96,3 +109,26 @@ class DataConfig(Section):
         "CIFAR-100); flip, colours and a rotation of up to 10 degrees (SimProx, pairs); or the views of SimCLR as L-DAWA has "
         "them, and these without blur; null: as the objective suggests, else nothing",
     )
+
+    @field_validator("levels", mode="before")
+    @classmethod
+    def _levels_are_texts(cls, value: Any) -> Any:
+        """Levels that are written as numbers, as in ``{smoker: [0, 1]}``, as a cell has them."""
+        if not isinstance(value, Mapping):
+            return value
+        texts = {
+            name: [str(level) for level in levels] if isinstance(levels, list | tuple) else levels
+            for name, levels in value.items()
+        }
+        for name, levels in texts.items():
+            if isinstance(levels, list) and (not levels or len(set(levels)) < len(levels)):
+                raise ValueError(f"{name}: at least one level, each once")
+        return texts
+
+    @field_validator("bounds")
+    @classmethod
+    def _bounds_are_a_range(cls, value: Mapping[str, tuple[float, float]]) -> Mapping[str, tuple[float, float]]:
+        for name, (least, most) in value.items():
+            if not least < most:
+                raise ValueError(f"{name}: [{least:g}, {most:g}] is no range; the least number, then the greatest")
+        return value

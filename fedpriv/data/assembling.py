@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.data.dataset import Opened, TableRows, Texts, Values
+from fedpriv.data.dataset import Opened, Texts, Values
 from fedpriv.data.labels import read_labels, spellings
+from fedpriv.data.statistics.cells import Cells
 from fedpriv.data.subsets import at_most, hold_out
 from fedpriv.data.tables.columns import Columns
 from fedpriv.errors import UsageError
@@ -54,7 +55,7 @@ def assemble(
     """
     import datasets
 
-    from fedpriv.data.user_data.clients import Joined
+    from fedpriv.data.tables.joined import Joined
     from fedpriv.data.user_data.owners import Owners, column_values
 
     choice = choice or SampleChoice()
@@ -126,11 +127,10 @@ def assemble(
         train, test = (_texts(table, columns.text, rows) for table, rows in parts)
         return train, test
 
-    def vectors() -> TableRows:
-        from fedpriv.data.user_data.vectors import PUBLIC, encode_tables
+    def cells(every: bool) -> tuple[Cells, ...]:
+        from fedpriv.data.user_data.vectors import read_cells
 
-        notes.append(PUBLIC)
-        return encode_tables(parts[0], parts[1], columns.features)
+        return read_cells(parts[0], parts[1], columns, every)
 
     def column(name: str) -> Values:
         if name not in tables[0].features:
@@ -152,7 +152,7 @@ def assemble(
         classes,
         images if columns.image is not None else None,
         texts if columns.text is not None else None,
-        vectors=vectors if columns.features else None,
+        cells=cells if columns.features else None,
         column=column,
         owners=Owners(joined[0].names, owners[0][kept[0]], owners[1][kept[1]]) if joined else None,
         notes=notes,

@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.data.encoding import Column
+from fedpriv.data.encoding import Column, Encoding
+from fedpriv.data.statistics.cells import ArrayCells, Cells, Indices, bytes_of_rows, encoded_cells, unseen_levels
+from fedpriv.data.statistics.fitting import SampleKind
+from fedpriv.data.statistics.measuring import TrainingRows
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,18 +29,6 @@ Values = tuple[NDArray[Any], NDArray[Any] | None]
 """Of a column, in the training and the test rows."""
 
 
-class TableRows(NamedTuple):
-    """Rows of a table as the net takes them, each ``(N, F)`` float32, or arrays such as time series, ``(N, C, L)``.
-
-    Attributes:
-        columns: what the entries of a row are, in their order; empty for arrays.
-    """
-
-    train: Tensor
-    test: Tensor
-    columns: tuple[Column, ...] = ()
-
-
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Samples that are an image, a text, both, or a row of numbers, with labels ``(N,)`` int64; training and test.
@@ -44,9 +36,11 @@ class Dataset:
     Attributes:
         images: decoded, each ``(N, C, H, W)`` uint8; ``None``: the samples have none.
         texts: one for each sample; ``None``: the samples have none.
-        vectors: training and test rows of a table, or arrays; ``None``: the samples are neither.
-        columns: of the rows of a table.
-        mean, std: of the images, per channel on the [0, 1] scale.
+        cells: of a table, or arrays, until they are encoded.
+        vectors: training and test rows ``(N, F)`` float32 of a table, or arrays ``(N, C, ...)``; ``None``: the samples are
+            neither, or are not encoded yet.
+        columns: of the rows of a table, once they are encoded.
+        mean, std: of the images, per channel on the [0, 1] scale; of arrays that are encoded, per channel; none: not known yet.
         suggests: values for config keys that the config leaves open.
         owners: whose each sample is; ``None``: the data do not say.
         notes: what the user should know of how the samples were read, a line each.
@@ -59,6 +53,7 @@ class Dataset:
     default_model: str
     images: tuple[Tensor, Tensor] | None = None
     texts: tuple[Texts, Texts] | None = None
+    cells: tuple[Cells, ...] = ()
     vectors: tuple[Tensor, Tensor] | None = None
     columns: tuple[Column, ...] = ()
     mean: tuple[float, ...] = ()
@@ -66,6 +61,62 @@ class Dataset:
     suggests: Mapping[str, Any] = field(default_factory=dict)
     owners: Owners | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether it is known by what the samples are scaled and coded."""
+        return not self.cells and (self.images is None or bool(self.mean))
+
+    def with_classes(self, classes: tuple[str, ...]) -> Dataset:
+        """The data set with more classes, of which it has no sample.
+
+        Raises:
+            UsageError: one of its classes is none of these.
+        """
+        if classes == self.classes:
+            return self
+        if strange := [name for name in self.classes if name not in classes]:
+            raise UsageError(f"the class {strange[0]!r} of {self.name} is none of the run's: {', '.join(classes[:5])}")
+        numbers = torch.tensor([classes.index(name) for name in self.classes])
+        return replace(self, classes=classes, train_labels=numbers[self.train_labels], test_labels=numbers[self.test_labels])
+
+    @property
+    def kind(self) -> SampleKind:
+        """What is to be known of the samples before they can be scaled and coded."""
+        if self.cells:
+            return SampleKind.of_cells(self.cells)
+        return SampleKind((), self.train_images.shape[1], images=True)
+
+    def training_rows(self, held: Indices, min_level: int) -> TrainingRows:
+        """Some training rows, of which statistics are asked; arguments as of :class:`TrainingRows`."""
+        return TrainingRows(held, self.cells, self.images and self.images[0], self.train_labels, min_level)
+
+    def encoded(self, encoding: Encoding, trained: Indices) -> Dataset:
+        """The data set with samples that are scaled and coded.
+
+        Args:
+            trained: the training rows of all clients; a line is added on levels that only test rows have.
+
+        Raises:
+            UsageError: the encoding is of other columns.
+        """
+        if not self.cells:
+            return replace(self, mean=encoding.mean, std=encoding.std)
+        if isinstance(arrays := self.cells[0], ArrayCells):
+            shape = (1, -1, *[1] * (arrays.train.ndim - 2))
+            mean, std = (np.array(numbers).reshape(shape) for numbers in (encoding.mean, encoding.std))
+            parts = [((values - mean) / std).astype(np.float32) for values in (arrays.train, arrays.test)]
+        else:
+            parts = [encoded_cells(self.cells, encoding.columns, split) for split in ("train", "test")]
+        return replace(
+            self,
+            cells=(),
+            vectors=(torch.from_numpy(parts[0]), torch.from_numpy(parts[1])),
+            columns=encoding.columns,
+            mean=encoding.mean,
+            std=encoding.std,
+            notes=(*self.notes, *unseen_levels(self.cells, trained)),
+        )
 
     @property
     def train_images(self) -> Tensor:
@@ -79,9 +130,12 @@ class Dataset:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """``(C, H, W)`` of images, ``(F,)`` of rows, or the shape of arrays; :class:`UsageError` where the samples are texts."""
+        """``(C, H, W)`` of images, ``(F,)`` of rows, or the shape of arrays; :class:`UsageError` where the samples are texts, or
+        rows that are not encoded."""
         if self.vectors is not None:
             return tuple(self.vectors[0].shape[1:])
+        if self.cells and isinstance(arrays := self.cells[0], ArrayCells):
+            return tuple(arrays.train.shape[1:])
         channels, height, width = self.train_images.shape[1:]
         return channels, height, width
 
@@ -103,6 +157,8 @@ class Dataset:
     def repeated(self) -> int:
         """How many test samples are the same as a training sample, whatever their labels."""
         parts = [part for part in (self.images, self.vectors, self.texts) if part is not None]
+        if self.cells:
+            parts = [(bytes_of_rows(self.cells, "train"), bytes_of_rows(self.cells, "test"))]
 
         def digests(side: int) -> Iterator[bytes]:
             columns = [part[side] for part in parts]
@@ -110,7 +166,7 @@ class Dataset:
             for row in zip(*arrays, strict=True):
                 digest = hashlib.blake2b(digest_size=16)
                 for part in row:
-                    digest.update(part.encode() if isinstance(part, str) else part.tobytes())
+                    digest.update(part.encode() if isinstance(part, str) else part if isinstance(part, bytes) else part.tobytes())
                 yield digest.digest()
 
         known = set(digests(0))
@@ -131,7 +187,8 @@ class Dataset:
 
     def _images(self) -> tuple[Tensor, Tensor]:
         if self.images is None:
-            raise UsageError(f"{self.name} holds {'texts' if self.vectors is None else 'rows of a table'}, but this needs images")
+            what = "rows of a table" if self.cells or self.vectors is not None else "texts"
+            raise UsageError(f"{self.name} holds {what}, but this needs images")
         return self.images
 
 
@@ -142,7 +199,8 @@ class Opened:
     Attributes:
         images: a function of the side in pixels (``None``: unchanged) that returns decoded training and test images.
         texts: a function that returns training and test texts.
-        vectors: a function that returns training and test rows as numbers, with their columns.
+        cells: a function that returns the cells of a table, column by column, or of arrays; given true, also of columns that are
+            no features by these rows alone.
         column: a function of a column's name that returns its values in the training and the test rows; ``None`` in place of the
             latter: the test rows have no such column.
         owners: whose each sample is; ``None``: the data do not say.
@@ -155,7 +213,7 @@ class Opened:
     images: Callable[[int | None], tuple[Tensor, Tensor]] | None = None
     texts: Callable[[], tuple[Texts, Texts]] | None = None
     suggests: Mapping[str, Any] = field(default_factory=dict)
-    vectors: Callable[[], TableRows] | None = None
+    cells: Callable[[bool], tuple[Cells, ...]] | None = None
     column: Callable[[str], Values] | None = None
     owners: Owners | None = None
     notes: list[str] = field(default_factory=list)

@@ -2,12 +2,11 @@
 
 A number becomes ``(x - mean) / std``. A missing one becomes 0, the mean; a column that misses any in the training rows gets a
 second entry, which is 1 where the number is missing. A category becomes one-hot: an entry for each of its levels, and one for all
-others.
+others. Means, deviations and levels come from statistics of the clients' training rows (:mod:`fedpriv.data.statistics`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -27,20 +26,14 @@ class NumberColumn:
     Attributes:
         mean, std: by which the numbers are standardised; of equal numbers, the deviation is 1.
         gaps: whether there is an entry that says that a number is missing.
+        unit: with which the numbers are written; ``None``: plainly.
     """
 
     name: str
     mean: float
     std: float
     gaps: bool = False
-
-    @classmethod
-    def fit(cls, name: str, values: Entries) -> NumberColumn:
-        """The column of training numbers ``(N,)``, NaN where one is missing."""
-        # Of equal numbers, the rounded mean leaves a deviation of about 1e-17, over which another number would be enormous.
-        constant = np.nanmin(values) == np.nanmax(values)
-        mean, std = (np.nanmin(values), 1.0) if constant else (np.nanmean(values), np.nanstd(values))
-        return cls(name, float(mean), float(std), bool(np.isnan(values).any()))
+    unit: str | None = None
 
     @property
     def width(self) -> int:
@@ -64,12 +57,6 @@ class CategoryColumn:
     name: str
     levels: tuple[str, ...]
 
-    @classmethod
-    def fit(cls, name: str, values: Sequence[object]) -> CategoryColumn:
-        """The column of training values ``(N,)``: its most frequent levels."""
-        counts = Counter(map(_level, values))
-        return cls(name, tuple(sorted(counts, key=lambda level: (-counts[level], level))[:MOST_LEVELS]))
-
     @property
     def width(self) -> int:
         """Entries of a row."""
@@ -78,11 +65,30 @@ class CategoryColumn:
     def encode(self, values: Sequence[object]) -> Entries:
         """Values ``(N,)`` -> ``(N, width)``."""
         place = {level: number for number, level in enumerate(self.levels)}
-        return np.eye(self.width)[[place.get(_level(value), len(self.levels)) for value in values]]
+        return np.eye(self.width)[[place.get(level_of(value), len(self.levels)) for value in values]]
 
 
 Column: TypeAlias = NumberColumn | CategoryColumn
 
 
-def _level(value: object) -> str:
+@dataclass(frozen=True)
+class Encoding:
+    """By what samples are scaled and coded.
+
+    Attributes:
+        columns: of the rows of a table; none: the samples are images or arrays.
+        mean, std: of each channel of images, on the [0, 1] scale, or of arrays.
+        classes: the number of training samples of each class; none: they were not counted.
+    """
+
+    columns: tuple[Column, ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    classes: tuple[int, ...] = ()
+
+
+def level_of(value: object) -> str:
+    """The level that a cell has; a whole number is written without a point, as 1.0 is 1."""
+    if isinstance(value, float):
+        return "" if value != value else str(int(value)) if value.is_integer() else str(value)
     return str(value if value is not None else "")

@@ -113,9 +113,9 @@ def partition_rule(*names: str, uses: Sequence[str] = ()) -> Callable[[Partition
 
 
 def share_by_counts(labels: NDArray[Any], counts: Indices, rng: np.random.Generator) -> list[Indices]:
-    """Deal all samples disjointly, so that each class is shared in proportion to its column of ``counts`` ``(n, C)``.
+    """Divide all samples disjointly, so that each class is shared in proportion to its column of ``counts`` ``(n, C)``.
 
-    Shares differ from the exact proportion by at most one image. A class that no client holds is not dealt.
+    Shares differ from the exact proportion by at most one image. A class that no client holds is left out.
     """
     n, classes = counts.shape
     shares: list[list[Indices]] = [[] for _ in range(n)]
@@ -131,10 +131,10 @@ def share_by_counts(labels: NDArray[Any], counts: Indices, rng: np.random.Genera
 
 
 def partition_with_flower(partitioner: Partitioner, task: PartitionTask, **columns: Indices) -> list[Indices]:
-    """Deal with a Flower partitioner. Samples are shuffled first, since Flower cuts a class in the order of its rows.
+    """Partition by a Flower partitioner. Samples are shuffled first, since Flower cuts a class in the order of its rows.
 
     Args:
-        columns: further columns ``(N,)`` that it deals by, besides ``label``.
+        columns: further columns ``(N,)`` that it reads, besides ``label``.
     """
     from datasets import Dataset
 

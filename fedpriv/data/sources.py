@@ -17,8 +17,9 @@ from torch import Tensor
 
 from fedpriv.config import DataConfig
 from fedpriv.data.assembling import SampleChoice, assemble
-from fedpriv.data.dataset import Dataset, Opened, Source, TableRows, Texts, Values
+from fedpriv.data.dataset import Dataset, Opened, Source, Texts, Values
 from fedpriv.data.disaster import open_disaster
+from fedpriv.data.statistics.cells import Cells
 from fedpriv.data.subsets import hold_out, in_proportion
 from fedpriv.data.synthetic_pairs import open_synthetic
 from fedpriv.data.tables.columns import Columns
@@ -63,10 +64,24 @@ def load_labels(name: str, data_dir: Path | None = None, limit: int | None = Non
 
 
 def load_data(data: DataConfig) -> Dataset:
-    """Load the data set of a config, by name, or from the path of a folder, a parquet or a CSV file.
+    """As :func:`read_data`, with samples that are scaled and coded by statistics of all training rows, as of one client's."""
+    dataset = read_data(data)
+    if dataset.is_encoded:
+        return dataset
+    everything, kind = np.arange(len(dataset.train_labels)), dataset.kind
+    rows = dataset.training_rows(everything, data.min_level)
+    inquiry = kind.inquiry(rows.levels(kind.undeclared(data.levels)))
+    return dataset.encoded(kind.encoding(inquiry, rows.totals(inquiry), data.levels), everything)
+
+
+def read_data(data: DataConfig, every_column: bool = False) -> Dataset:
+    """Read the data set of a config, by name, or from the path of a folder, a parquet or a CSV file.
 
     It is looked for in the folder ``data.dir`` (or the environment's ``FEDPRIV_DATA``) as ``<name>/{train,test}.parquet`` (or
     CSV), and else on the Hugging Face hub.
+
+    Args:
+        every_column: whether to read columns of a table, too, that are no features by these rows alone.
 
     Raises:
         UsageError: the name is unknown, files are missing, or samples and labels do not fit.
@@ -75,10 +90,9 @@ def load_data(data: DataConfig) -> Dataset:
     source, opened = _find(data.name, data), open_data(data)
     images = opened.images and opened.images(data.image_size or opened.suggests.get("data.image_size"))
     texts = opened.texts and opened.texts()
-    rows = opened.vectors() if opened.vectors else None
     if images is None and data.pixels != "standardised":
         raise UsageError(f"data.pixels={data.pixels} is for images, and {source.name} has none")
-    mean, std = _scaling(data, source, images[0]) if images else ((), ())
+    mean, std = _scaling(data, source, images[0].shape[1]) if images else ((), ())
     dataset = Dataset(
         name=source.name,
         train_labels=torch.from_numpy(opened.train_labels),
@@ -87,8 +101,7 @@ def load_data(data: DataConfig) -> Dataset:
         default_model=source.default_model or _usual_model(opened, images and tuple(images[0].shape[1:])),
         images=images,
         texts=texts,
-        vectors=None if rows is None else (rows.train, rows.test),
-        columns=() if rows is None else rows.columns,
+        cells=opened.cells(every_column) if opened.cells else (),
         mean=mean,
         std=std,
         suggests=opened.suggests,
@@ -102,18 +115,22 @@ def load_data(data: DataConfig) -> Dataset:
     return dataset
 
 
-def _scaling(data: DataConfig, source: Source, images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation by which images ``(N, C, H, W)`` are scaled, per channel on the [0, 1] scale."""
+def _scaling(data: DataConfig, source: Source, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation by which images are scaled, per channel on the [0, 1] scale; none: the clients measure them."""
     if data.pixels != "standardised":
-        channels = images.shape[1]
         return (0.0,) * channels, (1.0 if data.pixels == "unit" else 1 / 255,) * channels
-    return (source.mean, source.std) if source.mean and source.std else _measure(images)
+    return source.mean or (), source.std or ()
 
 
-def standardised_by_itself(data: DataConfig) -> bool:
-    """Whether images of a config's data set are scaled by a mean and a deviation that are measured on its own training images."""
-    source = _find(data.name, data)
-    return data.pixels == "standardised" and not (source.mean and source.std)
+def known_scaling(data: DataConfig, channels: int, named: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """As :func:`_scaling`, where there may be no data.
+
+    Args:
+        named: whether the config names the data set; otherwise the clients' data are their own.
+    """
+    if named or data.pixels != "standardised":
+        return _scaling(data, _find(data.name, data), channels)
+    return (), ()
 
 
 def open_data(data: DataConfig) -> Opened:
@@ -170,7 +187,7 @@ def _find(name: str, data: DataConfig) -> Source:
         path = Path(name).expanduser()
         if path.suffix.lower() in (".parquet", ".csv") or os.sep in name or path.is_dir():
             return local.local_source(path.absolute(), data)  # absolute: a run can be resumed from another working directory
-    for key in ("label", "features", "drop"):
+    for key in ("label", "features", "drop", "bounds", "levels"):
         if value := getattr(data, key):
             shown = value if isinstance(value, str) else ", ".join(value)
             raise UsageError(f"data.{key} {shown}: the columns of {name} are known; leave it out")
@@ -192,10 +209,9 @@ def _limited(opened: Opened, limit: int | None, test_limit: int | None) -> Opene
         train, test = opened.texts()
         return tuple(train[i] for i in kept), tuple(test[i] for i in tested)
 
-    def vectors() -> TableRows:
-        assert opened.vectors is not None
-        train, test, columns = opened.vectors()
-        return TableRows(train[kept], test[tested], columns)
+    def cells(every: bool) -> tuple[Cells, ...]:
+        assert opened.cells is not None
+        return tuple(column.at(kept, tested) for column in opened.cells(every))
 
     def column(name: str) -> Values:
         assert opened.column is not None
@@ -208,7 +224,7 @@ def _limited(opened: Opened, limit: int | None, test_limit: int | None) -> Opene
         test_labels=opened.test_labels[tested],
         images=opened.images and images,
         texts=opened.texts and texts,
-        vectors=opened.vectors and vectors,
+        cells=opened.cells and cells,
         column=opened.column and column,
         owners=opened.owners and opened.owners.at(kept, tested),
     )
@@ -290,17 +306,9 @@ def hub_source(
     return open_
 
 
-def _measure(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel on the [0, 1] scale, to four digits; a flat channel is left unscaled."""
-    channels: list[Any] = [images[:, c].numpy() / np.float32(255) for c in range(images.shape[1])]
-    mean = tuple(round(float(channel.mean(dtype=np.float64)), 4) for channel in channels)
-    std = tuple(round(float(channel.std(dtype=np.float64)), 4) or 1.0 for channel in channels)
-    return mean, std
-
-
 def _usual_model(opened: Opened, shape: tuple[int, ...] | None) -> str:
     """For images of shape ``(C, H, W)``; ``None``: the samples have none."""
-    if opened.vectors is not None:
+    if opened.cells is not None:
         return "mlp"
     if shape is None or opened.texts is not None:
         return "transformer" if shape is None else "fusion"
@@ -334,7 +342,7 @@ _SOURCES: Mapping[str, Source] = {
         Source("tiny_imagenet", "64 x 64 colour photographs, 200 classes; its validation split is the test split",
                hub_source("zh-plus/tiny-imagenet", "tiny_imagenet", Columns("label", image="image"), "RGB", ("train", "valid")),
                None, None, "resnet18"),
-        # Casanueva et al. 2020; dealt to clients as in SimProx (2024).
+        # Casanueva et al. 2020; partitioned as in SimProx (2024).
         Source("banking77", "customers' questions to a bank, 77 intents; texts (Casanueva et al. 2020)",
                hub_source("PolyAI/banking77", "banking77", None),
                default_model="transformer",

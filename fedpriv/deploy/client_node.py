@@ -10,17 +10,20 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedpriv.client.statistics import Respondent
 from fedpriv.client.store import ClientStore
 from fedpriv.config import RunConfig
 from fedpriv.data.dataset import Dataset
+from fedpriv.data.encoding import Encoding
 from fedpriv.data.partitions.partition import Partition, make_partition
-from fedpriv.data.sources import standardised_by_itself
+from fedpriv.data.statistics.fitting import SampleKind
+from fedpriv.data.statistics.messages import read_text
 from fedpriv.deploy.agreed_run import AgreedRun, DeclinedTest
 from fedpriv.deploy.frames import Envelope, Frame, one_line
 from fedpriv.deploy.handshake import HANDSHAKE, Facts, code_version, declared_from_json, first_difference
@@ -29,8 +32,11 @@ from fedpriv.deploy.requires import Requires
 from fedpriv.deploy.source import Source
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_json, save_json, write_atomically
+from fedpriv.noise_source import SecretSource
+from fedpriv.server.statistics import statistics_noise
+from fedpriv.simulation.inputs.statistics import private_statistics
 from fedpriv.simulation.inputs.unseen import SampleForm
-from fedpriv.simulation.setup import Loaded, load, partition_dataset
+from fedpriv.simulation.setup import Loaded, Read, lacking_modalities, partition_dataset, prepared_inputs, read
 from fedpriv.wire import Sealed, unseal
 from fedpriv.wire.message import Refused
 
@@ -46,6 +52,8 @@ MAX_REQUESTS = 64
 NO_REQUIREMENTS = Requires()
 _RUN_NAME = re.compile(r"\w[\w.+-]{0,200}", re.ASCII)
 _SEE_LOG = "the client's own log says why"
+_ENCODING = "encoding.safetensors"
+"""File of the encoding in a run's folder."""
 _BROADCAST = "broadcast-"
 """Prefix of the file of the initial model in a run's folder; the rest of the name is its checksum."""
 
@@ -76,7 +84,10 @@ class ClientNode:
         self.number, self.source, self.folder, self.device = number, source, folder, device
         self.check_downloads, self.requires = check_downloads, requires
         self._current: AgreedRun | None = None
-        self._loaded: tuple[str, Loaded] | None = None
+        self._parts: tuple[str, Read] | None = None
+        self._loaded: tuple[object, Loaded] | None = None
+        self._respondent: tuple[str, Respondent] | None = None
+        """By the config of a run that it is asked for."""
         self._answers: dict[str, tuple[bytes, Frame]] = {}
         """Run -> digest of the last frame, and its answer."""
         self._maskings: dict[str, Masking] = {}
@@ -130,40 +141,55 @@ class ClientNode:
     def _describe(self, run: str, request: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
         """Declare what the server must know about the data."""
         self.requires.check(config := config_of(request))
-        loaded = self._load(config)
-        dataset, data = loaded.dataset, loaded.data
-        if dataset.vectors is not None and self.source.share == "own":
-            raise UsageError("rows of a table are scaled and coded by statistics of all clients' rows, which no client has alone")
-        if dataset.images is not None and self.source.share == "own" and standardised_by_itself(loaded.config.data):
+        parts = self._read(config)
+        dataset, partition = parts.dataset, parts.partition
+        encoder = self._load(config, None).prepared.encoder if dataset.is_encoded else None
+        if config.privacy.level == "sample" and any(len(clients) > 1 for clients in partition.holders()):
             raise UsageError(
-                "its images would be standardised by its own mean and deviation, which differ from the other clients'; "
-                "--set data.pixels=unit scales them to [0, 1] at all clients"
-            )
-        if loaded.config.privacy.level == "sample" and any(len(clients) > 1 for clients in data.partition.holders()):
-            raise UsageError(
-                f"privacy.level sample: partition {loaded.config.data.partition.name} assigns samples to several clients, and "
+                f"privacy.level sample: partition {parts.config.data.partition.name} assigns samples to several clients, and "
                 "the server, which has no data, would count each client's spending alone; use another partition, such as iid"
             )
         facts = Facts(
             self.number,
             code_version(),
             time.time(),
-            SampleForm.of(dataset, loaded.prepared.encoder),
+            SampleForm.of(dataset, encoder),
             dataset.classes,
-            **self._samples(loaded),
+            **self._samples(parts),
             default_model=dataset.default_model,
-            lacks=data.lacking(self.number),
+            lacks=lacking_modalities(parts.config).get(self.number),
             suggests=dict(dataset.suggests),
-            partition=data.partition.hash() if self.source.share == "partition" else None,
+            partition=partition.hash() if self.source.share == "partition" else None,
+            unscaled=None if dataset.is_encoded else dataset.kind,
         )
         envelope.add(asdict(facts))
+
+    def _measure(self, run: str, request: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
+        """Send statistics of the training rows."""
+        self.requires.check(config := config_of(request))
+        if (question := frame.sealed(request.get("message"))) is None:
+            raise Refused("a question for statistics without a message")
+        parts, key = self._read(config), config.to_yaml()
+        if question.kind == "inquiry" or self._respondent is None or self._respondent[0] != key:
+            classes = tuple(str(name) for name in request.get("classes") or ())
+            dataset = parts.dataset.with_classes(classes) if classes else parts.dataset
+            rows = dataset.training_rows(np.asarray(parts.partition.train[self.number]), config.data.min_level)
+            kind = SampleKind() if dataset.is_encoded else dataset.kind
+            noise, source = statistics_noise(config, kind), SecretSource(self._secret(HANDSHAKE + key))
+            private, sums = private_statistics(config, noise, source), self.folder / "statistics.json"
+            secure = config.wire.secure_aggregation
+            self._respondent = key, Respondent(self.number, rows, private, secure, key.encode(), sums)
+        envelope.add({}, message=self._respondent[1].answer(question))
 
     def _agree(self, run: str, request: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
         """Accept the setup of a run, and the number of samples that it is based on; neither changes any more."""
         if run == HANDSHAKE:  # whose answers are not kept
             raise Refused(f"a run that is called {HANDSHAKE}")
         folder = self._folder(run)
-        setup = {"run": run, "config": request.get("config"), "declared": request.get("declared"), "code": request.get("code")}
+        setup = {"run": run, **{key: request.get(key) for key in ("config", "declared", "code", "encoding")}}
+        if (message := frame.sealed(request.get("message"))) is not None and message.digest == setup["encoding"]:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_atomically(folder / _ENCODING, message.data)
         samples = request.get("samples")
         if (folder / "setup.json").exists():
             if load_json(folder / "setup.json") != setup:
@@ -239,6 +265,7 @@ class ClientNode:
 
     _handlers: Mapping[Any, Callable[[ClientNode, str, Mapping[str, Any], Frame, Envelope], None]] = {
         "describe": _describe,
+        "measure": _measure,
         "agree": _agree,
         "welcome": _welcome,
         "train": _train,
@@ -274,11 +301,11 @@ class ClientNode:
         declared = declared_from_json(setup.get("declared"))
         if len(declared.trainable) > config.data.clients:
             raise UsageError(f"the server declares {len(declared.trainable)} clients of a run of {config.data.clients}")
-        loaded = self._load(config)
+        loaded = self._load(config, self._kept_encoding(run, setup.get("encoding")), declared.class_names)
         here = _with_run_choices(config, loaded.config)
         if here.fingerprint() != config.fingerprint():
             raise UsageError(f"the config differs: {first_difference(config, here)}")
-        if samples != (now := self._samples(loaded)):  # the server's privacy accounting and weights are based on them
+        if samples != (now := self._samples(self._read(config))):  # the server's privacy accounting and weights are based on them
             raise UsageError(
                 f"client {self.number} declared {samples.get('train')} training and {samples.get('test')} test samples for "
                 f"run {run} and has {now['train']} and {now['test']} now; the run needs the data that it began with"
@@ -308,28 +335,59 @@ class ClientNode:
             return unseal(data)
         return None
 
-    def _samples(self, loaded: Loaded) -> dict[str, int]:
-        """Numbers of training and test samples."""
-        data = loaded.data
-        return {"train": data.size(self.number), "test": len(data.indices(loaded.config.eval.split, self.number))}
+    def _kept_encoding(self, run: str, digest: Any) -> Encoding | None:
+        """The stored encoding of a run's samples; ``None``: they need none.
 
-    def _load(self, config: RunConfig) -> Loaded:
-        """The data, prepared for a config; the last result is cached."""
+        Raises:
+            Refused: it is missing or damaged; the server sends it again.
+        """
+        if digest is None:
+            return None
+        path = self._folder(run) / _ENCODING
+        data = path.read_bytes() if path.exists() else b""
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise Refused(f"{UNKNOWN_RUN} {run}: client {self.number} has not the encoding of its samples")
+        return read_text(unseal(data), "encoding", None, Encoding)
+
+    def _samples(self, parts: Read) -> dict[str, int]:
+        """Numbers of training and test samples."""
+        partition = parts.partition
+        tested = partition.validation if parts.config.eval.split == "validation" else partition.test
+        return {"train": len(partition.train[self.number]), "test": len(tested[self.number])}
+
+    def _load(self, config: RunConfig, encoding: Encoding | None, classes: tuple[str, ...] = ()) -> Loaded:
+        """The data as inputs of a run's nets; the last result is cached.
+
+        Args:
+            encoding: by which the samples are scaled and coded; ``None``: they are already.
+            classes: of all clients; none: those of the data set.
+        """
+        parts = self._read(config)
+        key = (self._parts and self._parts[0], encoding, classes)
+        if self._loaded is None or self._loaded[0] != key:
+            dataset = parts.dataset.with_classes(classes) if classes else parts.dataset
+            if encoding is not None and not dataset.is_encoded:
+                dataset = dataset.encoded(encoding, np.asarray(parts.partition.train[self.number]))
+            self._loaded = key, prepared_inputs(replace(parts, dataset=dataset))
+        return self._loaded[1]
+
+    def _read(self, config: RunConfig) -> Read:
+        """The data that a config names; the last result is cached."""
         local = {"plugins": (), "run_dir": None, "device": self.device or config.device}
         config = config.model_copy(update={"data": self.source.of_run(config.data), **local})
         if config.data.clients <= self.number:
             raise UsageError(f"the run has {config.data.clients} clients (data.clients), and this is client {self.number}")
-        if self._loaded is None or self._loaded[0] != config.to_yaml():
+        if self._parts is None or self._parts[0] != config.to_yaml():
             partition = partition_dataset if self.source.share == "partition" else self._own_partition
             try:
-                self._loaded = config.to_yaml(), load(config, partition)
+                self._parts = config.to_yaml(), read(config, partition, every_column=self.source.share == "own")
             except FedprivError as error:
                 if self.source.private:
                     raise PrivateError(
                         f"its data cannot be read as the run's config says; {_SEE_LOG}, which may quote them"
                     ) from error
                 raise
-        return self._loaded[1]
+        return self._parts[1]
 
     def _own_partition(self, dataset: Dataset, config: RunConfig) -> Partition:
         """The partition in which every sample is this client's, and the other clients have none."""
@@ -370,7 +428,7 @@ def _keep_latest(kept: dict[str, Any], run: str, value: object) -> None:
 def _with_run_choices(run: RunConfig, loaded: RunConfig) -> RunConfig:
     """The config of loaded data, with the run's values for what each client chooses itself, so that the two can be compared."""
     partition = loaded.data.partition.model_copy(update={"column": run.data.partition.column})
-    same = {name: getattr(run.data, name) for name in ("name", "dir", "label")}
+    same = {name: getattr(run.data, name) for name in ("name", "dir", "label", "features", "drop")}
     return loaded.model_copy(update={"data": loaded.data.model_copy(update={**same, "partition": partition})})
 
 

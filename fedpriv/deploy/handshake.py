@@ -14,6 +14,7 @@ from typing import Any
 import fedpriv
 from fedpriv.agreement import Declared
 from fedpriv.config import RunConfig, parse
+from fedpriv.data.statistics.fitting import ColumnForm, SampleKind
 from fedpriv.deploy.frames import one_line
 from fedpriv.errors import UsageError
 from fedpriv.models.text.pretrained import BUILT_IN
@@ -47,6 +48,7 @@ class Facts:
         lacks: the modality that is missing, if the samples are incomplete image-text pairs.
         default_model, suggests: what the data set suggests for config keys that are not set.
         partition: hash of the partition that the client takes its share of; ``None``: its data are its own.
+        unscaled: what is to be known of its samples before they can be scaled and coded; ``None``: it is known.
     """
 
     client: int
@@ -60,6 +62,7 @@ class Facts:
     lacks: Modality | None = None
     suggests: Mapping[str, Any] = field(default_factory=dict)
     partition: str | None = None
+    unscaled: SampleKind | None = None
 
     @property
     def samples(self) -> dict[str, int]:
@@ -101,7 +104,11 @@ def check(facts: Sequence[Facts], now: float) -> None:
     first = facts[0]
     for other in facts[1:]:
         _check_same(first, other, "form", "samples of", _form)
-        _check_same(first, other, "classes", "the classes", partial(_class_difference, first=first.classes, other=other.classes))
+        if _is_table(first):
+            _check_classes(facts, other)
+        else:
+            of_classes = partial(_class_difference, first=first.classes, other=other.classes)
+            _check_same(first, other, "classes", "the classes", of_classes)
         _check_same(first, other, "default_model", "the default net", str)
         _check_same(first, other, "suggests", "suggestions", str)
         _check_same(first, other, "partition", "the partition", _partition)
@@ -142,11 +149,100 @@ def _majority(samples: Mapping[int, int], what: str) -> list[str]:
     return [f"client {client} declares {sizes[client]} of all {total} {what}"]
 
 
+def _is_table(facts: Facts) -> bool:
+    return facts.unscaled is not None and bool(facts.unscaled.columns)
+
+
+def class_names(facts: Sequence[Facts]) -> tuple[str, ...]:
+    """The classes of all clients: those of the client that has most. Of tables, others may lack some."""
+    return max((client.classes for client in facts), key=len)
+
+
+def warn_of_classes(facts: Sequence[Facts]) -> list[str]:
+    """Warnings about clients without a sample of some classes."""
+    names = class_names(facts)
+    return [
+        f"client {client.client} has no sample of {', '.join(map(repr, lacking[:5]))}{', ...' if len(lacking) > 5 else ''}"
+        for client in facts
+        if (lacking := [name for name in map(one_line, names) if name not in map(one_line, client.classes)])
+    ]
+
+
+def agreed_kind(facts: Sequence[Facts]) -> SampleKind | None:
+    """What is to be known of all clients' samples before they can be scaled and coded; ``None``: it is known.
+
+    A column of a table is a feature if it is one by the rows of clients that hold most of the rows with values in it.
+
+    Raises:
+        UsageError: clients have other kinds of samples, a client lacks a column, or a column holds numbers at some of them alone.
+    """
+    first = facts[0].unscaled
+    if strange := next((client for client in facts if _without_columns(client.unscaled) != _without_columns(first)), None):
+        raise UsageError(f"client {strange.client} and client {facts[0].client} have samples of other kinds")
+    if first is None or not first.columns:
+        return first
+    held = {client.client: {column.name: column for column in client.unscaled.columns} for client in facts if client.unscaled}
+    columns = [_agreed_column(column.name, facts, held) for column in first.columns]
+    for client in facts:
+        for name, column in held[client.client].items():
+            if name not in held[facts[0].client] and not column.left_out:
+                raise _lacks(facts[0].client, name, client.client)
+    return SampleKind(tuple(column for column in columns if column is not None))
+
+
+def _without_columns(kind: SampleKind | None) -> object:
+    return kind and (bool(kind.columns), kind.channels, kind.images)
+
+
+def _agreed_column(name: str, facts: Sequence[Facts], held: Mapping[int, Mapping[str, ColumnForm]]) -> ColumnForm | None:
+    """A column as all clients have it; ``None``: it is no feature."""
+    there = {client.client: column for client in facts if (column := held[client.client].get(name))}
+    filled = {client: column for client, column in there.items() if column.kind != "empty"}
+    rows = {client.client: client.train for client in facts}
+    votes = sum(rows[client] if not column.left_out else -rows[client] for client, column in filled.items())
+    if votes <= 0:
+        return None
+    if absent := sorted(rows.keys() - there.keys()):
+        raise _lacks(absent[0], name, min(filled))
+    client, column = next(iter(filled.items()))
+    for other, differing in filled.items():
+        if differing.kind != column.kind:
+            numbers, texts = (client, other) if column.kind == "number" else (other, client)
+            raise UsageError(
+                f"column {one_line(name)!r} holds numbers at client {numbers}, and texts at client {texts}; write numbers in all "
+                "files, and leave a cell empty where one is missing, or leave the column out (data.drop)"
+            )
+        if differing.unit != column.unit:
+            units = ["plain numbers" if unit is None else one_line(unit) for unit in (column.unit, differing.unit)]
+            raise UsageError(f"column {one_line(name)!r} is written as {units[0]} at client {client}, as {units[1]} at {other}")
+    return ColumnForm(name, column.kind, column.unit)
+
+
+def _lacks(client: int, name: str, other: int) -> UsageError:
+    return UsageError(
+        f"client {client} has no column {one_line(name)!r}, and client {other} has; add it, or leave it out everywhere "
+        "(data.drop)"
+    )
+
+
+def _check_classes(facts: Sequence[Facts], client: Facts) -> None:
+    """Check that a client has the classes of all, in their order; it may lack some."""
+    names = class_names(facts)
+    if client.classes != tuple(name for name in names if name in set(client.classes)):
+        largest = next(other for other in facts if other.classes == names)
+        describe = partial(_class_difference, first=largest.classes, other=client.classes)
+        raise UsageError(
+            f"client {client.client} has the classes {one_line(describe(client.classes))}, client {largest.client} "
+            f"{one_line(describe(names))}; a client may lack classes, and have no others"
+        )
+
+
 def declared(facts: Sequence[Facts]) -> Declared:
     """What the server knows about the clients' data."""
     sizes = {client.client: client.train for client in facts if client.train}
     lacks = {client.client: client.lacks for client in facts if client.lacks is not None}
-    return Declared(len(facts[0].classes), sorted(sizes), sum(sizes.values()) / len(sizes), max(sizes.values()), lacks)
+    mean, most, names = sum(sizes.values()) / len(sizes), max(sizes.values()), class_names(facts)
+    return Declared(len(names), sorted(sizes), mean, most, lacks, class_names=names)
 
 
 def declared_to_json(known: Declared) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from fedpriv.config import RunConfig
 from fedpriv.errors import UsageError
@@ -21,6 +21,9 @@ class Requires(BaseModel):
     delta: float = Field(1e-5, gt=0, lt=1, description="at most this privacy.delta, where an epsilon is required")
     secure_aggregation: bool = Field(False, description="secure aggregation")
     methods: tuple[str, ...] | None = Field(None, description="one of these methods; null: any")
+    min_level: PositiveInt = Field(
+        1, description="of its own table: data.min_level of at least this, so that no rarer level is named"
+    )
     tests: bool = Field(True, description="false: it is not tested, as accuracies tell a lying server of its samples")
 
     def check(self, config: RunConfig) -> None:
@@ -52,6 +55,8 @@ class Requires(BaseModel):
                 )
             if privacy.clipping != "per_sample":
                 return "privacy.clipping per_sample: a server can make up weights at which ghost clipping does not bound a sample"
+        if config.data.min_level < self.min_level:
+            return f"data.min_level of at least {self.min_level}"
         if self.secure_aggregation and not config.wire.secure_aggregation:
             return "wire.secure_aggregation"
         if config.eval.split != "test" and self._covering:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +12,45 @@ import torch
 
 from fedpriv.agreement import Agreement
 from fedpriv.config import RunConfig, filled, parse
+from fedpriv.data.statistics.fitting import SampleKind
 from fedpriv.defenses import build_transforms
 from fedpriv.deploy.agreed_run import initial_digest, row_digest
-from fedpriv.deploy.frames import Envelope, one_line
+from fedpriv.deploy.frames import Envelope, Frame, one_line
 from fedpriv.deploy.handshake import (
     HANDSHAKE,
     DisjointClients,
     Facts,
+    agreed_kind,
     check,
+    class_names,
     code_version,
     declared,
     declared_to_json,
+    warn_of_classes,
     warn_of_majorities,
 )
+from fedpriv.deploy.preparation import preprocessing_of
 from fedpriv.deploy.remote_clients import Grid, RemoteClients, RemoteScorer
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.evaluation.probe_during_run import PROBE
 from fedpriv.files import Damaged, load_json, save_json
+from fedpriv.methods import find_method
 from fedpriv.methods.build import with_options
 from fedpriv.models.text.pretrained import is_local
 from fedpriv.models.user_net import is_user_net
 from fedpriv.plugins import load_plugins
 from fedpriv.secure.protocol_checks import check_trains
 from fedpriv.server.rounds import Server
+from fedpriv.server.statistics import Gathered, counted_classes, gather
+from fedpriv.simulation.inputs.statistics import note_on_statistics
+from fedpriv.simulation.inputs.unseen import SampleForm
 from fedpriv.simulation.results import write_results
 from fedpriv.simulation.run import OnRound, Warn, note_beginning, run_server
 from fedpriv.simulation.run_setup import settle
-from fedpriv.simulation.setup import resolve, with_default_share, with_schedule
+from fedpriv.simulation.setup import note_on_imbalance, resolve, with_default_share, with_metric, with_schedule
 from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking import check_tracking
+from fedpriv.wire import Refused, Sealed
 
 OnStart = Callable[[Agreement, RunFolder], None]
 DECLARED = "declared.json"
@@ -79,9 +89,10 @@ def start(
     _check_deployable(config)
     build_transforms(config.wire.transforms)
     facts = _ask_for_facts(config, grid, seconds)
-    for warning in warn_of_majorities(facts, config):
+    for warning in (*warn_of_majorities(facts, config), *warn_of_classes(facts)):
         warn(warning)
-    agreement = _agreement(config, facts)
+    statistics = _ask_for_statistics(config, facts, grid, seconds)
+    agreement = _agreement(config, facts, statistics)
     check_tracking(agreement.config.tracking)
     with RunFolder.begin(agreement.config, runs_dir) as folder, folder.in_memory():
         with folder.writing("the beginning of the run"):
@@ -90,12 +101,17 @@ def start(
             about: dict[str, Any] = {"deployed": {"own_data": own_data, "code": code_version()}}
             if own_data:
                 about["dataset"] = OWN_DATA
-            if agreement.method.notes:
-                about["notes"] = list(agreement.method.notes)
+            if notes := _notes(agreement, facts, statistics):
+                about["notes"] = notes
+            beginning: dict[str, Any] = {"clients": [asdict(client) for client in facts]}
+            if statistics is not None:
+                beginning["statistics"] = statistics.to_json()
             executor = "each client on its own machine"
+            if (preprocessing := preprocessing_of(agreement, facts, statistics)) is not None:
+                preprocessing.save(folder.preprocessing_file)
             note_beginning(folder, agreement.config, {"partition_hash": partition}, executor=executor, **about)
-            save_json(folder.path / DECLARED, {"clients": [asdict(client) for client in facts]})  # now the run can be resumed
-        return _run(agreement, folder, grid, facts, seconds, on_start, on_round, warn)
+            save_json(folder.path / DECLARED, beginning)  # now the run can be resumed
+        return _run(agreement, folder, grid, facts, statistics, seconds, on_start, on_round, warn)
 
 
 def resume(path: Path, grid: Grid, seconds: float, on_start: OnStart, on_round: OnRound, warn: Warn) -> dict[str, Any] | None:
@@ -103,17 +119,22 @@ def resume(path: Path, grid: Grid, seconds: float, on_start: OnStart, on_round: 
     folder = open_to_resume(path)
     with folder.alone(), folder.in_memory():
         config = folder.config()
-        facts = _read_facts(folder.path / DECLARED, config.data.clients)
-        agreement = _agreement(config, facts)
-        return _run(agreement, folder, grid, facts, seconds, on_start, on_round, warn)
+        facts, statistics = _read_beginning(folder.path / DECLARED, config.data.clients)
+        agreement = _agreement(config, facts, statistics)
+        return _run(agreement, folder, grid, facts, statistics, seconds, on_start, on_round, warn)
 
 
-def _read_facts(file: Path, clients: int) -> list[Facts]:
-    """What each client declared before the first round; :class:`Damaged` if the file does not say it."""
-    values = load_json(file).get("clients")
+def _read_beginning(file: Path, clients: int) -> tuple[list[Facts], Gathered | None]:
+    """What each client declared before the first round, and the statistics; :class:`Damaged` if the file does not say it."""
+    content = load_json(file)
+    values, statistics = content.get("clients"), content.get("statistics")
     if not isinstance(values, list) or len(values) != clients:
         raise Damaged(f"{file} is damaged: it does not say what each of the {clients} clients declared")
-    return [Facts.parse(value, client) for client, value in enumerate(values)]
+    try:
+        gathered = None if statistics is None else Gathered.from_json(statistics)
+    except ValueError as error:
+        raise Damaged(f"{file} is damaged: {error}") from None
+    return [Facts.parse(value, client) for client, value in enumerate(values)], gathered
 
 
 def open_to_resume(path: Path) -> RunFolder:
@@ -148,28 +169,84 @@ def _ask_for_facts(config: RunConfig, grid: Grid, seconds: float) -> list[Facts]
     envelope.add({"do": "describe", "config": _for_clients(config).chosen()})  # the clients' data suggest what is not set
     frames = {client: envelope.frame(run=HANDSHAKE) for client in range(config.data.clients)}
     facts: dict[int, Facts] = {}
-    for client, answer in grid.exchange(frames, seconds, 0):
-        why = answer if isinstance(answer, str) else answer.error
-        if why is not None or isinstance(answer, str):
-            raise FedprivError(f"client {client} cannot take part: {one_line(why)}")
+    for client, answer in _answers(frames, grid, seconds):
         facts[client] = Facts.parse(answer.entries[0] if answer.entries else None, client)
         if facts[client].client != client:
             number = one_line(facts[client].client)
             raise UsageError(f"client {number} answers in place of client {client}; two nodes have one number")
-    if absent := sorted(set(frames) - set(facts)):
-        raise FedprivError(f"client {absent[0]} has not answered within {seconds:g} s ({len(absent)} of {len(frames)} missing)")
     ordered = [facts[client] for client in sorted(facts)]
     check(ordered, time.time())
     return ordered
 
 
-def _agreement(config: RunConfig, facts: Sequence[Facts]) -> Agreement:
-    """The agreement that the clients will build, too, from the config and their declarations."""
-    first, sizes = facts[0], _training_sizes(facts)
+def _answers(frames: Mapping[int, Frame], grid: Grid, seconds: float) -> Iterator[tuple[int, Frame]]:
+    """The answers of all clients to frames of the handshake; :class:`FedprivError` if one does not answer as it is asked."""
+    absent = set(frames)
+    for client, answer in grid.exchange(frames, seconds, 0):
+        why = answer if isinstance(answer, str) else answer.error
+        if why is not None or isinstance(answer, str):
+            raise FedprivError(f"client {client} cannot take part: {one_line(why)}")
+        absent.discard(client)
+        yield client, answer
+    if absent:
+        raise FedprivError(f"client {min(absent)} has not answered within {seconds:g} s ({len(absent)} of {len(frames)} missing)")
+
+
+@dataclass(frozen=True)
+class _RemoteRespondents:
+    """Clients on other machines, which are asked for statistics of their training rows."""
+
+    config: Mapping[str, Any]
+    classes: Sequence[str]
+    numbers: Sequence[int]
+    grid: Grid
+    seconds: float
+
+    def answers(self, questions: Mapping[int, Sealed]) -> Iterator[tuple[int, Sealed]]:
+        frames, answers = dict[int, Frame](), dict[int, Sealed]()
+        for client, question in questions.items():
+            envelope = Envelope()
+            envelope.add({"do": "measure", "config": self.config, "classes": list(self.classes)}, message=question)
+            frames[client] = envelope.frame(run=HANDSHAKE)
+        for client, frame in _answers(frames, self.grid, self.seconds):
+            try:
+                entry = frame.entries[0] if frame.entries and isinstance(frame.entries[0], dict) else {}
+                if (message := frame.sealed(entry.get("message"))) is None:
+                    raise Refused("it has no message")
+            except Refused as reason:
+                raise FedprivError(f"the statistics of client {client} are refused: {reason}") from None
+            answers[client] = message
+        yield from sorted(answers.items())
+
+
+def _ask_for_statistics(config: RunConfig, facts: Sequence[Facts], grid: Grid, seconds: float) -> Gathered | None:
+    """The statistics by which the clients' samples are scaled and coded; ``None``: they need none."""
+    kind, classes = agreed_kind(facts), counted_classes(config, len(class_names(facts)))
+    if kind is None and not classes:
+        return None
+    if len(class_names(facts)) == 1:
+        raise UsageError(
+            f"all samples of all clients have the label {one_line(facts[0].classes[0])!r}; a classifier needs two classes or more"
+        )
+    respondents = _RemoteRespondents(
+        _for_clients(config).chosen(), class_names(facts), sorted(_training_sizes(facts)), grid, seconds
+    )
+    return gather(respondents, kind or SampleKind(), config, classes)
+
+
+def _agreement(config: RunConfig, facts: Sequence[Facts], statistics: Gathered | None) -> Agreement:
+    """The agreement that the clients will build, too, from the config, their declarations and their statistics."""
+    first, sizes, known = facts[0], _training_sizes(facts), declared(facts)
+    form = first.form
+    if statistics is not None:
+        known = replace(known, class_counts=statistics.encoding.classes or None, statistics_noise=statistics.noise)
+    if statistics is not None and statistics.encoding.columns:
+        form = SampleForm((sum(column.width for column in statistics.encoding.columns),))
     config = with_default_share(resolve(config, first.default_model, first.suggests), len(sizes))
     config = parse(RunConfig, config.chosen(), "the config with what the clients' data suggest")
-    config, build = first.form.net(config, len(first.classes))
-    agreement, _ = settle(config, build, declared(facts), sizes, DisjointClients(sizes), torch.device("cpu"))
+    config, build = form.net(config, known.classes)
+    agreement, _ = settle(config, build, known, sizes, DisjointClients(sizes), torch.device("cpu"))
+    agreement.config = with_metric(agreement.config, known)
     check_trains(agreement, sizes)
     return agreement
 
@@ -179,17 +256,29 @@ def _training_sizes(facts: Sequence[Facts]) -> dict[int, int]:
     return {client.client: client.train for client in facts if client.train}
 
 
+def _notes(agreement: Agreement, facts: Sequence[Facts], statistics: Gathered | None) -> list[str]:
+    """Notes for the user, a line each."""
+    note = None if statistics is None else note_on_statistics(statistics, agreement.config)
+    imbalance = note_on_imbalance(agreement.config, agreement.declared, class_names(facts))
+    of_classes = imbalance if agreement.method.objective.labels else None
+    idle = check_trains(agreement, _training_sizes(facts))
+    return [*filter(None, [note]), *agreement.method.notes, *filter(None, [idle, of_classes])]
+
+
 def _run(
-    agreement: Agreement, folder: RunFolder, grid: Grid, facts: Sequence[Facts], seconds: float, on_start: OnStart,
-    on_round: OnRound, warn: Warn,
+    agreement: Agreement, folder: RunFolder, grid: Grid, facts: Sequence[Facts], statistics: Gathered | None, seconds: float,
+    on_start: OnStart, on_round: OnRound, warn: Warn,
 ) -> dict[str, Any] | None:  # fmt: skip
-    without_a_step = check_trains(agreement, _training_sizes(facts))
-    notes = [*agreement.method.notes, *filter(None, [without_a_step])]
+    notes = _notes(agreement, facts, statistics)
     for note in notes:
         warn(note)
     config = _for_clients(agreement.config).model_dump(mode="json")
     setup = {"config": config, "declared": declared_to_json(agreement.declared), "code": code_version()}
-    clients = RemoteClients(grid, folder.path.name, setup, {client.client: client.samples for client in facts}, seconds, warn)
+    samples_by_client, encoding = (
+        {client.client: client.samples for client in facts},
+        None if statistics is None else statistics.message,
+    )
+    clients = RemoteClients(grid, folder.path.name, setup, samples_by_client, seconds, warn, encoding)
     if not any(folder.checkpoints.glob("round-*.json")):
         try:
             _check_agreed(agreement, clients.agree(), clients.missing())
@@ -198,7 +287,8 @@ def _run(
             raise
     scorer = RemoteScorer(agreement, clients, facts)
     samples = {client.client: client.train for client in facts}
-    server = Server(agreement, folder, clients, scorer, warn, randomness="secrets", samples=samples)
+    crossed = () if statistics is None else statistics.crossed
+    server = Server(agreement, folder, clients, scorer, warn, randomness="secrets", samples=samples, statistics=crossed)
     stop = folder.path / STOP
     server.stop_requested = stop.exists()  # requested before a kill, after which the run continues by itself
 
@@ -233,6 +323,10 @@ def _check_deployable(config: RunConfig) -> None:
     """Raise :class:`UsageError` for what only a simulation can do."""
     if config.run_dir is not None and config.run_dir.name == HANDSHAKE:
         raise UsageError(f"--run-dir {config.run_dir}: {HANDSHAKE} is what clients call the time before a run; another name")
+    if find_method(config.method.name).pools:
+        raise UsageError(
+            f"method {config.method.name} needs all data in one place, and clients keep theirs; `fedpriv train` runs it on yours"
+        )
     if is_user_net(config.model.name):
         raise UsageError(
             f"model {config.model.name}: clients import nothing that a server names; make it a plug-in on each machine"

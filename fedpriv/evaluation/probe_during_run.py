@@ -28,7 +28,7 @@ def check_probe(config: RunConfig, method: Method) -> None:
 
 def require_encoder(method: Method) -> None:
     """Raise :class:`UsageError` if parts of the encoder stay with the clients."""
-    private = [name for name in method.context.space.select(["encoder"]) if name not in set(method.shared_names)]
+    private = [name for name in method.context.space.select(["encoder"]) if name not in set(method.server_names)]
     if private:
         raise UsageError(
             f"a probe needs the whole encoder at the server, but method {method.name} leaves {private[0]} with the clients"

@@ -11,13 +11,14 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fedpriv.attacks.scoring.scores import Rate
-from fedpriv.audit.judge import classes, images, members, texts
+from fedpriv.audit.judge import classes, images, members, rows, texts
 from fedpriv.audit.results import (
     AuditedRun,
     ImageTarget,
     LabelResult,
     MembershipOutcome,
     Outcome,
+    RowTarget,
     ShadowLabels,
     TextTargetResult,
     audit_of,
@@ -57,7 +58,7 @@ class Samples:
     Attributes:
         client: its number, or which sum.
         recovered: by the best attack; ``None``: no attack is conclusive.
-        what: ``images`` or ``texts``.
+        what: ``images``, ``texts`` or ``rows``.
         copies: for how many images a copy of the nearest public one would count.
         closer: what was recovered more closely, where the copies are as many.
     """
@@ -135,7 +136,7 @@ def leakage(run_dir: Path) -> dict[str, Any]:
 
 
 def _leaks(run: AuditedRun, options: Mapping[str, int | float | None]) -> Leaks:
-    targets = [*map(_image_samples, run.images), *map(_text_samples, run.texts)]
+    targets = [*map(_image_samples, run.images), *map(_text_samples, run.texts), *map(_row_samples, run.rows)]
     singles = [target for target in targets if target.kind != "message"]
     return Leaks(
         answer=run.concluded.words,
@@ -166,7 +167,14 @@ def _text_samples(target: TextTargetResult) -> Samples:
     return _samples(target, "texts", best.outcome, best.figures.exact) if best else _samples(target, "texts")
 
 
-def _samples(target: ImageTarget | TextTargetResult, what: str, best: Outcome | None = None, rate: Rate | None = None) -> Samples:
+def _row_samples(target: RowTarget) -> Samples:
+    best = rows.best(target)
+    return _samples(target, "rows", best.outcome, rows.recovered(best)) if best else _samples(target, "rows")
+
+
+def _samples(
+    target: ImageTarget | TextTargetResult | RowTarget, what: str, best: Outcome | None = None, rate: Rate | None = None
+) -> Samples:
     """A target with the rate of its best attack, which may have been tried on some of the samples only."""
     client = target.sender.short if target.sender.client is None else target.sender.client
     samples, recovered = (target.samples, None) if rate is None else (rate.n, rate.successes)

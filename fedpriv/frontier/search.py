@@ -22,7 +22,7 @@ from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import ShadowResult, ShadowUpdates
 from fedpriv.audit.record.views import recorded
 from fedpriv.audit.results import AuditedRun, Cost, Part
-from fedpriv.audit.run_audit import AuditOptions, on_images, on_texts
+from fedpriv.audit.run_audit import AuditOptions, on_images, on_rows, on_texts
 from fedpriv.config import RunConfig
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.frontier.grid import ANY_EXECUTOR
@@ -30,7 +30,7 @@ from fedpriv.simulation.setup import Federation, build
 from fedpriv.wire import Sealed
 
 Say = Callable[[str], None]
-BY_REPLAY = ("recovered", "labels")
+BY_REPLAY = ("recovered", "cells", "labels")
 """Measures that a replay gives."""
 STEPS = 5
 """How often the range is halved, on a logarithmic scale."""
@@ -103,6 +103,7 @@ def measured(record: RunRecord, options: AuditOptions, wanted: Collection[str], 
     not_run: dict[Part, Reason] = {}  # reported by the audit of the real run
     images = on_images(record, options, not_run, say) if "image" in record.modalities else []
     texts = on_texts(record, options, not_run, say) if "text" in record.modalities else []
+    rows = on_rows(record, options, not_run, say) if not record.modalities else []
     labels = [infer_labels(record, round, client) for round, client in record.messages()[: options.messages]]
     shadow = None
     if "labels" in wanted and options.label_shadows:
@@ -117,12 +118,13 @@ def measured(record: RunRecord, options: AuditOptions, wanted: Collection[str], 
         title=record.federation.method.title,
         dataset=facts["dataset"],
         model=config.model.name,
-        modalities=record.modalities,  # without them, what is not known is that of images
+        modalities=record.modalities,
         seed=config.seed,
         cost=Cost(bytes_up=0),
         statistics=record.statistics(),
         images=tuple(attempts.described(None) for attempts in images),
         texts=tuple(texts),
+        rows=tuple(attacked.result for attacked in rows),
         labels=tuple(label_findings(labels).labels),
         shadow_labels=shadow,
     )

@@ -33,7 +33,7 @@ class ApflMethodParams:
 
 @register("apfl")
 class Apfl(Method):
-    """A global model, and a personal model for each client that is trained and tested in a mixture with it."""
+    """A global model, and a personal model for each client. It is trained and tested only in a mixture with the global one."""
 
     paper = "Deng et al., arXiv:2003.13461"
     Params = ApflMethodParams

@@ -4,6 +4,9 @@ A method combines a client part (:class:`Objective`) and a server part (:class:`
 another one. A subclass names its two parts, and overrides what its paper changes besides them; the defaults are FedAvg
 (McMahan et al., AISTATS 2017). A method has no access to the round loop, the wire or other clients: on the client's side it gets
 a :class:`LocalUpdate`, on the server's side the received tensors.
+
+Tensors "by name" are a mapping from a tensor's name to the tensor; a row ``(p,)`` holds all p entries of the net's tensors
+(:class:`fedpriv.parameters.ParameterSpace`).
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ class Method:
     needs_labels: ClassVar[str] = ""
     """Why the objective must use labels; empty: it need not."""
     defaults: ClassVar[Mapping[str, Any]] = {}
-    """Defaults that the method changes among the options of its two parts."""
+    """New default values for options of its two parts, by option."""
     suggests: ClassVar[Mapping[str, Any]] = {}
     """As :attr:`fedpriv.interfaces.Part.suggests`; these values take precedence over those of the two parts."""
     shared: ClassVar[frozenset[str]] = frozenset(ROLES)
@@ -70,9 +73,12 @@ class Method:
     replaced_keys: ClassVar[Mapping[str, str]] = {}
     """Config key without effect under this method -> the option that replaces it; a run warns if the key is set."""
     partial_downloads: ClassVar[bool] = False
-    """Whether a download may lack shared tensors; clients refuse such a download otherwise."""
+    """Whether a download may lack shared tensors; if not, clients refuse such a download."""
     round_zero: ClassVar[bool] = False
     """Whether the initial model is broadcast to all clients before the first round."""
+    pools: ClassVar[bool] = False
+    """Whether client 0 has the training samples of all clients, and its model is the server's: one place, within which nothing is
+    sent. For simulations only."""
 
     def __init__(
         self, params: Any, context: Context, objective: Objective | None = None, aggregation: Aggregation | None = None
@@ -84,13 +90,15 @@ class Method:
         self.train = context.config.train
         space = context.space
         self.shared_names = self.select_shared()
-        trained = space.select(self.objective.trained_roles)  # all others keep their initial values everywhere
+        # Untrained tensors keep their initial values, on the server and on the clients.
+        trained = space.select(self.objective.trained_roles)
         self.private_names = tuple(name for name in trained if name not in set(self.shared_names))
         tests_local_net = self.private_names and context.config.eval.state == "local_encoder"
         self.tested_names = space.names if tests_local_net else self.private_names
-        """Names of the tensors with the client's own values in its test; the others have the server's."""
+        """Names of the tensors for which a client's test uses the client's own values; for the others it uses the server's."""
         self.kept_names = self.tested_names
-        """Names of the net's tensors that a client keeps between rounds; at least :attr:`tested_names`."""
+        """Names of the net's tensors that a client keeps between rounds. They include :attr:`tested_names`, unless the method
+        overrides :meth:`client_state` (Ditto and APFL keep whole models under names of their own)."""
         self._unpacked: tuple[Tensor, dict[str, Tensor]] | None = None
 
     @classmethod
@@ -278,6 +286,11 @@ class Method:
         return 1
 
     @property
+    def server_names(self) -> tuple[str, ...]:
+        """The names of the net's tensors that the server has as they were trained, in row order."""
+        return self.private_names if self.pools else self.shared_names
+
+    @property
     def has_global_model(self) -> bool:
         """Whether the server's model is complete, so that it can be tested on the server's test set."""
         return not self.private_names
@@ -313,6 +326,6 @@ def _compose_options(method: type[Method], own_objective: bool, own_aggregation:
     if len(bases) == 1 and not changed:
         return bases[0]
     body = {**changed, "__annotations__": {name: info.annotation for name, info in changed.items()}}
-    # The fields of the last base come first.
+    # A dataclass lists its last base's fields first; the bases are reversed so that the method's own options come first.
     composed: type[Any] = params(type(f"{method.__name__}Options", tuple(reversed(bases)), body))
     return composed

@@ -25,8 +25,9 @@ def with_options(config: RunConfig) -> RunConfig:
     """
     method = find_method(config.method.name)
     aggregation_class = method.aggregation_class if config.aggregation is None else find_aggregation(config.aggregation.name)
-    # Under client-level DP the server adds up changes and divides by a constant, so that all clients have the same weight.
-    default = {"weights": "uniform"} if config.privacy.level == "client" and aggregation_class is Mean else {}
+    # Client-level DP weighs all clients equally (a sum of changes over a constant), so there the default of `weights` is uniform.
+    averages = aggregation_class is Mean and bool(method.shared)
+    default = {"weights": "uniform"} if config.privacy.level == "client" and averages else {}
     parts: dict[str, NamedOptions | None] = {}
     if (objective := config.objective) is not None:
         objective_class = find_objective(objective.name)
@@ -141,7 +142,10 @@ def _check(method: Method, config: RunConfig) -> None:
     if method.fixed_objective and not isinstance(objective, method.objective_class):
         raise UsageError(f"objective {objective.name}: method {method.name} needs its own, as {method.fixed_objective}")
     if method.needs_labels and not objective.labels:
-        raise UsageError(f"objective {objective.name} uses no labels, which method {method.name} needs, as {method.needs_labels}")
+        raise UsageError(
+            f"method {method.name} needs an objective that uses labels, as {method.needs_labels}; objective {objective.name} "
+            "uses none"
+        )
     if config.aggregation is not None and not method.shared_names:
         raise UsageError(f"aggregation {aggregation.name}: method {method.name} sends nothing, so there is nothing to merge")
     pairs = (("objective", objective, "aggregation", aggregation), ("aggregation", aggregation, "objective", objective))

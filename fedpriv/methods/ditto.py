@@ -71,7 +71,7 @@ class Ditto(Method):
         personal = phase(epochs=epochs or self.train.local_epochs, steps=None if epochs else self.train.local_steps)
         update.train(personal, cross_entropy, ProximalStep(self.params.lam, update.start, self.objective.smallest_batch))
         update.memo[PERSONAL] = update.row.clone()
-        # The upload, its weight and the reported loss are those of the global model.
+        # The upload, the reported loss and the number of steps (FedNova weighs by it) are the global model's.
         update.row.copy_(shared)
         update.mean_loss, update.steps = loss, steps
         update.phase_results.pop()

@@ -38,8 +38,8 @@ class FedDualParams:
     """Options of FedDUAL.
 
     A reading sets the options that the user leaves out. ``paper`` follows the equations literally; its eps of 1e-5 gives all
-    weight to one client. ``scale_free`` differs from it only in the unit of eps. ``code`` does what the released program does:
-    all layers are averaged except the output layer, which keeps its random initial values.
+    weight to one client. ``scale_free`` differs from ``paper`` only in eps, which is a multiple of the median distance. ``code``
+    does what the released program does: all layers are averaged except the output layer, which keeps its random initial values.
     """
 
     reading: Literal["scale_free", "paper", "code"] = Field(

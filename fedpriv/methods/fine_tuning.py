@@ -27,7 +27,8 @@ class FineTuneParams:
         "head", description="what is fine-tuned: projector and head (FedRep), or the whole net"
     )
     ft_when: Literal["final", "last"] = Field(
-        "final", description="before the test after the last round only, or in each of the last eval.last rounds"
+        "final",
+        description="final: only before the test of the last round; last: before the test of each of the last eval.last rounds",
     )
 
 

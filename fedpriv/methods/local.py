@@ -19,8 +19,8 @@ class LocalParams:
     epochs: int | None = Field(
         None,
         ge=1,
-        description="epochs per round in which a client trains; null: train.local_steps, or else 10 + train.local_epochs, the "
-        "budget of FedRep and MpFedcon",
+        description="epochs per round in which a client trains; null: train.local_steps if set, otherwise 10 + "
+        "train.local_epochs epochs (10 is the default of FedRep's head_epochs)",
     )
 
 

@@ -3,7 +3,8 @@
     loss   = cross-entropy + mu contrast(z, centre of the sample's class, z of a frozen model)      (eqs. 5 and 6)
     centre = mean over the clients of their mean projections of that class                          (eqs. 3 and 4)
 
-The contrast is in :mod:`fedpriv.objectives.class_center`.
+The contrast is in :mod:`fedpriv.objectives.class_center`, and the two phases of training, head and encoder, are those of
+:mod:`fedpriv.methods.fedrep`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from fedpriv.objectives.class_center import all_center_contrast, center_contrast
 from fedpriv.wire import STATISTIC, Form, Payload
 
 CENTERS, MASK, CLASSES, COUNTS, HOLDERS = (STATISTIC + name for name in ("centers", "mask", "classes", "counts", "holders"))
-"""Centres, which of them exist, the classes of an upload, their counts, and the number of clients behind a sum."""
+"""The centres, which of them exist, the classes of an upload, the number of samples of each class, and, in a secure sum, the
+number of clients that hold each class."""
 REFERENCE = "reference"
 """The frozen model of the negatives."""
 
@@ -47,7 +49,9 @@ class MpFedconParams(FedRepParams):
     )
     con_phase: Literal["both", "encoder", "head"] = Field("both", description="the phases with the contrastive term")
     center_init: Literal["mask", "random_unit", "zeros"] = Field(
-        "mask", description="initial centres: none, so that their classes have no contrastive term, or fixed vectors"
+        "mask",
+        description="mask: no initial centres, and a class has no contrastive term until its first centre arrives; random_unit, "
+        "zeros: fixed vectors as initial centres",
     )
     center_weighting: Literal["plain", "counts"] = Field(
         "plain", description="eq. 4: plain mean over the clients, or weighted by class counts, which are then revealed"
@@ -65,13 +69,13 @@ class MpFedcon(FedRep):
 
     paper = "Li et al., Wuhan Univ. J. Nat. Sci. 27(6), 2022"
     Params = MpFedconParams
-    sends = "class centres: C x k floats down; up those of the classes a client holds, with their numbers"
+    sends = "class centres: C x k floats down; up, the centres of the client's classes, and which classes these are"
 
     def __init__(self, params: MpFedconParams, context: Context, *parts: Any) -> None:
         super().__init__(params, context, *parts)
         if context.config.model.head_on != "projection":
             raise UsageError(
-                "model.head_on: mpfedcon's head classifies the projections, whose class means are its centres; leave it out"
+                "model.head_on: mpfedcon needs its head on the projections, as the class centres are their means; leave it out"
             )
         if params.negative == "R2":
             self.kept_names = context.space.names
@@ -84,13 +88,13 @@ class MpFedcon(FedRep):
         hidden = any(map(self.context.hides, (CENTERS, CLASSES)))
         if not hidden and self.context.config.wire.secure_aggregation:
             yield (
-                "method mpfedcon: if a single client of a round holds a class, the sum reveals that client's centre of it; the "
-                "audit counts these"
+                "method mpfedcon: where only one client of a round holds a class, the sum reveals that client's centre of the "
+                "class; the audit counts such centres"
             )
         if hidden and self.params.center_init == "mask" and self.params.mu:
             yield (
-                "method mpfedcon: no class centres are sent, so there are none, and mu and tau have no effect: it trains as "
-                "fedrep does; method.center_init=random_unit or zeros has fixed centres"
+                "method mpfedcon: no class centres are sent, so mu and tau have no effect, and it trains as fedrep does; for "
+                "fixed centres instead, set method.center_init=random_unit or zeros"
             )
 
     @classmethod
@@ -200,7 +204,7 @@ class MpFedcon(FedRep):
         weight_name = COUNTS if COUNTS in sums else HOLDERS
         weights = sums[weight_name].round()  # they are whole numbers
         held = weights.nonzero().squeeze(1)
-        # The weights are totals over the clients; since all copies have the same, the mean of the centres does not change.
+        # Each copy carries the total weight, not its share. All copies carry the same, so it cancels in the mean of the centres.
         return {**mean, CENTERS: sums[CENTERS][held] / weights[held, None], CLASSES: held, weight_name: weights[held]}
 
     def mean_forms(self, forms: Mapping[str, Form], count: int) -> Mapping[str, Form]:

@@ -33,12 +33,12 @@ class PerFedAvgMethodParams:
 
 @register("perfedavg")
 class PerFedAvg(Method):
-    """A global model that is trained for, and tested after, one local step of each client."""
+    """A global model that is trained to be good after one local step of a client, and is tested after such steps."""
 
     paper = "Fallah et al., NeurIPS 2020"
     Params = PerFedAvgMethodParams
     objective_class = MetaGradient
-    fixed_objective = "no other objective trains for the step before the test"
+    fixed_objective = "no other objective trains the model to be good after one local step"
     replaced_keys: ClassVar[Mapping[str, str]] = {"train.lr": "method.b"}
     defaults: ClassVar[Mapping[str, Any]] = {"weights": "uniform"}
 

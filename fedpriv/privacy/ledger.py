@@ -46,6 +46,10 @@ _NEEDS = {
     "sample": "each client draws each of its n samples with probability batch_size / n in every step, independently; "
     "epsilon holds against observers of the uploads, the server included",
 }
+_NEEDS_POOLED = (
+    "each of all n samples is drawn with probability batch_size / n in every step, independently; epsilon holds against "
+    "observers of the model after each round, and the place that has the samples is trusted"
+)
 _GHOST = (
     ", if it follows the protocol: at weights that a malicious server makes up, rounding can hide from ghost clipping what a "
     "sample adds (use privacy.clipping=per_sample)"
@@ -64,6 +68,11 @@ _UNCOVERED = {
         "people with several samples: k samples have k times the epsilon, at a larger delta",
     ),
 }
+_UNCOVERED_POOLED = (
+    "the number n of all samples, which sets the sampling rate and the steps, and so whether there is one sample more or less",
+    *_UNCOVERED["sample"][1:2],
+    *_UNCOVERED["sample"][3:],
+)
 _METRICS = {
     "seed": "the metrics of this record, and the training loss that each client reports, which are computed on the raw data",
     "secrets": "the test accuracies that clients report, computed on the raw data, and after fine-tuning where a method does so",
@@ -71,8 +80,7 @@ _METRICS = {
 _NEVER_COVERED = (
     "other runs on the same data, and a choice between runs: their epsilons add up",
     "what stays with the clients, as long as it stays there (private layers, a copy fine-tuned before a test)",
-    "the mean and deviation that images are normalised by, where they are measured on the training images; and those, and the "
-    "levels, by which the columns of a table are scaled and coded; the names of the classes, and the words of the encoder `tiny`",
+    "the names of the classes, and the words of the encoder `tiny`; bounds and levels of a table's columns, as they are declared",
     "floating-point noise (Mironov 2012)",
 )
 
@@ -96,10 +104,13 @@ class Ledger:
         accounts: the state, changed in place: ``progress.privacy`` of a run, which checkpoints store.
         holders: at sample level, the sets of clients that hold the same sample (``Partition.holders``); such a sample is charged
             with the spending of all of them.
+        before: what every account has spent before the first round, on statistics.
     """
 
-    def __init__(self, privacy: PrivacyConfig, accounts: Accounts, holders: Iterable[Sequence[int]]) -> None:
-        self.privacy, self.accounts = privacy, accounts
+    def __init__(
+        self, privacy: PrivacyConfig, accounts: Accounts, holders: Iterable[Sequence[int]], before: History = ()
+    ) -> None:
+        self.privacy, self.accounts, self.before = privacy, accounts, before
         clients = privacy.level == "client"
         self._together = [(ALL_CLIENTS,)] if clients else [tuple(str(client) for client in held) for held in holders]
         self._known = frozenset(account for accounts in self._together for account in accounts)
@@ -130,7 +141,8 @@ class Ledger:
         return [self._history(accounts) for accounts in self._together if account is None or account in accounts]
 
     def _history(self, accounts: Sequence[str]) -> History:
-        return compose(*([(z, rate, int(steps)) for z, rate, steps in self.accounts.get(account, [])] for account in accounts))
+        spent = ([(z, rate, int(steps)) for z, rate, steps in self.accounts.get(account, [])] for account in accounts)
+        return compose(*spent, *[self.before] * len(accounts))
 
     def spent(self, account: str) -> float:
         """Epsilon of an account so far: the largest over its samples (at client level: of a client)."""
@@ -153,17 +165,20 @@ class Ledger:
         return [float(spent) for spent in most]
 
     def statement(
-        self, clients: int, participation: float, randomness: Randomness = "seed", apart: bool = False
+        self, clients: int, participation: float, randomness: Randomness = "seed", apart: bool = False, pooled: bool = False
     ) -> dict[str, Any]:
         """The run's privacy statement: the guarantee, the observers it holds against, its conditions, and what it does not cover.
 
         Args:
             apart: it is not known which samples several clients hold, because each has its own data; each holder is then charged
                 separately.
+            pooled: all samples are in one place, so that all have the same epsilon.
         """
         privacy, histories = self.privacy, self.histories()
         ghost = privacy.level == "sample" and privacy.clipping == "ghost"
         by_prv, history = largest_epsilon(histories, privacy.delta, "prv")
+        needs = _NEEDS_POOLED if pooled else _NEEDS[privacy.level].format(rate=participation)
+        uncovered = _UNCOVERED_POOLED if pooled else _UNCOVERED[privacy.level]
         return {
             "level": privacy.level,
             "epsilon": self.epsilon,
@@ -175,9 +190,10 @@ class Ledger:
             "clip": privacy.clip,
             "accountant": privacy.accountant,
             "target_epsilon": privacy.target_epsilon,
+            "statistics_epsilon": largest_epsilon([self.before], privacy.delta, privacy.accountant)[0] if self.before else None,
             "adjacency": _ADJACENCY_APART if apart else _ADJACENCY[privacy.level],
-            "holds_if": _NEEDS[privacy.level].format(rate=participation) + (_GHOST if ghost else ""),
+            "holds_if": needs + (_GHOST if ghost and not pooled else ""),
             "randomness": _RANDOMNESS[randomness],
-            "not_covered": [*_UNCOVERED[privacy.level], *([_SEVERAL] if apart else []), _METRICS[randomness], *_NEVER_COVERED],
-            "epsilon_per_client": self.per_client(clients),
+            "not_covered": [*uncovered, *([_SEVERAL] if apart else []), _METRICS[randomness], *_NEVER_COVERED],
+            "epsilon_per_client": self.per_client(1) * clients if pooled else self.per_client(clients),
         }

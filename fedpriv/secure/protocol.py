@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedpriv.noise_source import Words
-from fedpriv.secure.fixed_point import Array, decoded, encoded
+from fedpriv.secure.fixed_point import Array, encoded
 from fedpriv.secure.keys import decrypt, encrypt, new_private_key, public_key, shared_key
 from fedpriv.secure.masks import mask
 from fedpriv.secure.protocol_checks import FEWEST, MOST
@@ -60,7 +60,7 @@ class Participant:
 
     Attributes:
         number: of the client, from 0.
-        label: names run and round; keys and encrypted shares are valid for one round only.
+        label: bytes that identify the run and the round; keys and encrypted shares are valid for one round only.
         sent_to_all: what the server must have sent to all clients alike, such as the model. Shares cannot be decrypted by a
             client that was sent something else.
         min_clients: the fewest clients of a sum (``train.min_uploads``). With fewer the server would keep its model, and the next
@@ -114,12 +114,19 @@ class Participant:
         }
 
     def masked(self, values: Array, encrypted: Mapping[int, bytes], rounding: bytes) -> Words:
-        """``(p,)`` numbers with all masks added.
+        """As :meth:`masked_words`, of numbers ``(p,)``.
+
+        Args:
+            rounding: seed (32 bytes) of the rounding.
+        """
+        return self.masked_words(encoded(values, rounding), encrypted)
+
+    def masked_words(self, words: Words, encrypted: Mapping[int, bytes]) -> Words:
+        """Words ``(p,)`` with all masks added.
 
         Args:
             encrypted: the shares from other clients, by sender. Clients without have dropped out, and there are no masks with
                 them.
-            rounding: seed (32 bytes) of the rounding.
 
         Raises:
             Refused: there are too few senders, or shares that are not from their sender.
@@ -138,9 +145,9 @@ class Participant:
                 raise Refused(f"the encrypted shares of client {sender} are not from it, or not for this sum") from None
         self._shares |= decrypted
         self._sent = True
-        total = encoded(values, rounding) + mask(self._private_seed, len(values))
+        total = words + mask(self._private_seed, len(words))
         for other in decrypted:
-            total += pairwise(self._masking_key, self._keys[other].masking, self.label, self.number, other, len(values))
+            total += pairwise(self._masking_key, self._keys[other].masking, self.label, self.number, other, len(words))
         return total
 
     def confirm(self, active: Collection[int], dropped: Collection[int]) -> dict[int, bytes]:
@@ -220,7 +227,7 @@ def unmasked(
     keys: Mapping[int, PublicKeys],
     revealed: Mapping[int, Mapping[int, bytes]],
     label: bytes,
-) -> Array:
+) -> Words:
     """The sum ``(p,)`` of the uploads, computed at the server.
 
     Args:
@@ -251,4 +258,4 @@ def unmasked(
             raise wrong
         for other in uploads:
             total += pairwise(secret, keys[other].masking, label, client, other, size)
-    return decoded(total)
+    return total

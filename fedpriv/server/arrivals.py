@@ -1,4 +1,4 @@
-"""The answers that arrive at the server in a round. Each is checked, and refused if it is not what its client was asked for."""
+"""The answers that arrive at the server in a round. Each is checked, and refused if its client was asked for something else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Arrivals:
         reports: the reports of the clients whose answers were accepted, also of clients that diverged.
         uploads: the uploads of the same clients, decoded.
         keys: with secure aggregation, the public keys that clients send in place of uploads.
-        refused: client -> why its answer, or a second one, was left out.
+        refused: client -> why its answer was refused; also for a second answer after an accepted one.
     """
 
     agreement: Agreement
@@ -98,27 +98,27 @@ class Arrivals:
         return report
 
     def _check_spent(self, report: Report) -> None:
-        """Refuse other steps of DP-SGD than those of the client's local update, as the ledger books what is reported."""
+        """Refuse a report whose DP-SGD steps are not those of the client's local update: the ledger books what is reported."""
         config, number, spent = self.agreement.config, report.num_examples, list(report.spent)
         if config.privacy.level != "sample":
             if spent:
-                raise Refused("it reports steps of DP-SGD in a run without")
+                raise Refused("it reports DP-SGD steps, but the run has no sample-level DP")
             return
         due = self._due(number)
         # A client that diverged stopped partway, so it reports only its first phases.
         if spent != (due[: len(spent)] if report.diverged else due):
-            raise Refused(f"it reports other steps of DP-SGD than a local update on {number} samples does")
+            raise Refused(f"its DP-SGD steps are not those of a local update on {number} samples")
 
     def _check_upload(self, answer: Answer, report: Report) -> None:
         agreement, upload = self.agreement, answer.upload
         reasons = {
-            "diverged": report.diverged,
-            "took no step": report.untrained,
-            "was to keep its model": not agreement.method.shared_names,
+            "it diverged": report.diverged,
+            "it took no step": report.untrained,
+            "the method sends nothing": not agreement.method.shared_names,
         }
         if reason := next((reason for reason, holds in reasons.items() if holds), None):
             if upload is not None:
-                raise Refused(f"it uploads although it {reason}")
+                raise Refused(f"it uploads, but {reason}")
             return
         if upload is None:
             raise Refused("it uploads nothing")

@@ -16,7 +16,7 @@ from fedpriv.wire.coding import Upload
 from fedpriv.wire.report import Report
 
 _NORM_FACTOR = 2.0
-"""The norm of a canary client's change, over the clipping bound: it is above 1, so that the server's clipping is tested too."""
+"""Norm of a canary client's change, as a multiple of the clipping bound: above 1, so that the server's clipping is tested too."""
 
 
 class PlantedCanaries:
@@ -43,12 +43,12 @@ class PlantedCanaries:
 class ClientCanaries(PlantedCanaries):
     """Canaries of client-level DP: registered clients without data, which are drawn for a round as the others are.
 
-    Their numbers follow those of the other clients. The denominator of the mean, the expected number of participants, does not
-    count them: epsilon does not depend on it, and the other clients weigh as without canaries. The observer sees all released
-    models.
+    Their client numbers come after those of the other clients. The mean is divided by the expected number of participants
+    without canaries. Epsilon does not depend on this number, and the real clients keep their weight. The observer sees all
+    released models.
 
     Args:
-        expected: the denominator.
+        expected: the expected number of participants, without canaries.
     """
 
     def __init__(self, agreement: Agreement, canaries: Canaries, expected: float) -> None:
@@ -74,8 +74,8 @@ class ClientCanaries(PlantedCanaries):
 class SampleCanaries(PlantedCanaries):
     """Canaries of sample-level DP: training samples of the clients, which are drawn in each step as the others are.
 
-    A client's number n of samples does not count them, so rate, steps and denominator are as without canaries. The observer sees
-    the uploads. Each shows only the sum of a local update's steps, while the ledger's epsilon covers every single step.
+    A client's number n of samples does not include them, so sampling rate, steps and denominator are as without canaries. The
+    observer sees the uploads. Each shows only the sum of a local update's steps, while the ledger's epsilon covers every step.
     """
 
     def observe(self, round: int, uploads: Sequence[Upload], sent: Mapping[str, Tensor], reports: Sequence[Report]) -> None:
@@ -112,5 +112,8 @@ class SampleCanaries(PlantedCanaries):
 
 
 def mean_gain(steps: int, momentum: float) -> float:
-    """Mean over the steps of (how far a gradient has moved the model by the end of the update) / lr; 1 without momentum."""
+    """Mean over the steps of how far a step's gradient moves the model by the end of the update, momentum included.
+
+    In units of the learning rate times the gradient, so 1 without momentum.
+    """
     return fmean((1 - momentum ** (steps - step)) / (1 - momentum) for step in range(steps))

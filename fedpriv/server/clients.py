@@ -44,7 +44,7 @@ class Clients(PrivateStates, ABC):
 
     @abstractmethod
     def welcome(self, broadcast: Sealed) -> None:
-        """Send the initial model to every client; after a resume again, as a client may have been restarted too."""
+        """Send the initial model to every client. Called again after a resume, as a client may have been restarted as well."""
 
     @abstractmethod
     def train(self, instruction: Instruction) -> Iterator[Answer]:
@@ -67,9 +67,9 @@ class Clients(PrivateStates, ABC):
         arrival.
 
         Raises:
-            FedprivError: by default, as such clients send their uploads one by one.
+            FedprivError: by default, for clients that can only send single uploads.
         """
-        raise FedprivError("wire.secure_aggregation: these clients send their uploads one by one")
+        raise FedprivError("wire.secure_aggregation is not supported by this kind of clients; leave it out")
 
     def measured(self) -> Mapping[str, float]:
         """Numbers on how the clients were run, for the round's record; reading them resets them."""

@@ -17,15 +17,15 @@ from fedpriv.parameters import ParameterSpace
 from fedpriv.wire.coding import Upload
 
 MAX_MATRIX = 2**30
-"""Bytes of a round's matrix. Where it would be larger, uploads are merged from the messages, if the aggregation can."""
+"""Bytes of a round's matrix. If it would be larger, uploads are merged from the messages, if the aggregation can."""
 
 
 def merge(method: Method, server: ServerState, uploads: Sequence[Upload]) -> ServerState:
     """The server's state after merging the uploads of a round.
 
-    A tensor that no upload holds (private, or masked) keeps the server's value and is not part of the matrix. Where only some
-    uploads hold a tensor, the rows of the others get its weighted mean (:meth:`Aggregation.weigh`), so that the mean over all
-    rows is the mean over those that hold it.
+    A tensor that no upload holds (private, or masked) keeps the server's value and is not part of the matrix. If only some
+    uploads hold a tensor, the other rows get the weighted mean of those that do (before that, in :meth:`Aggregation.weigh`, they
+    have the server's values). The mean over all rows is then the mean over the holders.
 
     Args:
         uploads: at least one, ordered by client, as checked on arrival (:mod:`fedpriv.server.arrivals`).

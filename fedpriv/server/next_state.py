@@ -1,4 +1,7 @@
-"""The server's next state: uploads merged by the method, or with client-level DP; or the old state, if too few have come."""
+"""The server's next state: the uploads merged by the method or by client-level DP.
+
+The old state stays if too few uploads came, or if the merge is not finite.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +52,8 @@ class Outcome:
 
     Attributes:
         state: the server's next state.
-        uploads: the uploads that were merged one by one.
-        left_out: if the state was kept: the name of the record metric that says why; ``None``: the local updates were merged.
+        uploads: the merged uploads; empty with secure aggregation, where only their sum is known.
+        left_out: why the old state was kept, as the name of a metric in the record; ``None``: the local updates were merged.
     """
 
     state: ServerState

@@ -17,23 +17,23 @@ _RESERVED = frozenset(
         *("bytes_down", "bytes_up_tests", "bytes_down_tests", "total_bytes_up", "total_bytes_down"),
         *("accuracy_fresh_head", "accuracy_before_merge"),
         *SCORES,
-        # The last is of MLflow, as are the following, where the names there differ by more than a slash.
+        # The last is of MLflow, as are the following: names that differ by more than a slash there.
         *(f"{score}_{summary}" for score in SCORES for summary in (*SUMMARIES, "mean")),
         *("bytes_total_up", "bytes_total_down", "loss_train", "loss_test", "privacy_epsilon", "privacy_clipped"),
     }
 )
 MOST = 1000
-"""Numbers that a report may have; where noise is added, there are some for each layer."""
+"""Most numbers in a report; noise transforms report one for each layer."""
 _RESERVED_PREFIXES = ("global_", "probe/", "probe_as_is/", "probe_logistic/", "final/", "audit/", "system/")
-"""How the names of other numbers in records, or in their copies in MLflow, begin."""
+"""Prefixes of other names that the server uses in records or in MLflow."""
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Check that numbers of these names may stand in a record beside the server's own.
+    """Check that a record may contain numbers of these names beside the server's own.
 
     Raises:
-        Refused: a name is one of the server's (case ignored, and any punctuation read as ``_``), or has
-            an empty or dotted part between slashes, which trackers refuse; or there are more than :data:`MOST` names.
+        Refused: a name is one of the server's (case ignored, and any punctuation read as ``_``); or a part of it between slashes
+            is empty or begins with a dot, which trackers refuse; or there are more than :data:`MOST` names.
     """
     names = list(names)
     if len(names) > MOST:
@@ -43,7 +43,7 @@ def check_names(names: Iterable[str]) -> None:
         if plain.replace("/", "_") in _RESERVED or plain.startswith(_RESERVED_PREFIXES):
             raise Refused(f"it reports {name}, which is a number of the server's own")
         if any(not part or part.startswith(".") for part in name.split("/")):
-            raise Refused(f"it reports {name!r}; between slashes, a name has parts that are not empty and begin with no dot")
+            raise Refused(f"it reports {name!r}; no part of a name between slashes may be empty or begin with a dot")
 
 
 def means(reports: Iterable[Report]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What the record of a round says: its metrics, the clients' accuracies, and whose local updates were left out, and why."""
+"""What the record of a round says: its metrics, the clients' accuracies, and which local updates were left out, and why."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class RoundRecord:
         """Add the lists of clients whose local updates were left out, and of those in secure sums.
 
         Args:
-            opened_sum: the clients of a secure sum that the server could read and that started from the present model; ``None``:
-                there is none.
+            opened_sum: the clients of a secure sum that was opened for the present model but gave no new one; ``None``: there is
+                none.
         """
         reports, clients = arrivals.reports.items(), self.clients
         if arrivals.refused:
@@ -93,7 +93,7 @@ class RoundRecord:
         if opened_sum is not None:
             clients["opened"] = list(opened_sum)
         merged = {report.client for report in updates.reports} if outcome.left_out is None else set()
-        # Write the list even if empty: the refused answer may be a second one from a client whose first was merged.
+        # Write an empty list too: a refused client is not always without effect, as its first answer may have been merged.
         if (without_effect := sorted(set(arrivals.asked) - merged)) or arrivals.refused:
             clients["without_effect"] = without_effect
 

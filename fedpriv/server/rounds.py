@@ -21,6 +21,7 @@ from fedpriv.server.clients import Clients, Instruction, Scorer
 from fedpriv.server.next_state import LocalUpdates, Merger, Outcome
 from fedpriv.server.round_record import RoundRecord
 from fedpriv.server.sampling import participants
+from fedpriv.server.statistics import Crossed
 from fedpriv.spans import UNTIMED, Clocks, Spans
 from fedpriv.storage.checkpoints import Checkpoints, Progress
 from fedpriv.storage.payloads import Kept, PayloadKeeper, PayloadStore
@@ -42,10 +43,12 @@ class Server:
         clients: how the server reaches its clients.
         scorer: evaluates the server's state.
         warn: called with warnings of one line.
-        holders: at sample level, one set for each shared sample: the clients that hold it; ``None``: unknown.
+        holders: under sample-level DP, the sets of clients that hold the same samples; ``None``: unknown, so each client is its
+            own set.
         profile: times the categories of work.
         randomness: what the clients draw noise from.
         samples: client -> the number of training samples that it declared; needed at sample level, where it sets the steps.
+        statistics: the messages that crossed before there was a run.
 
     Attributes:
         state: the global model and what the method remembers beside it.
@@ -65,9 +68,11 @@ class Server:
         profile: Spans = UNTIMED,
         randomness: Randomness = "seed",
         samples: Mapping[int, int] = MappingProxyType({}),
+        statistics: Sequence[Crossed] = (),
     ) -> None:
         self.agreement, self.folder, self.clients, self.scorer = agreement, folder, clients, scorer
         self.warn, self.profile, self.randomness, self.samples = warn, profile, randomness, samples
+        self._statistics = statistics
         self.config: RunConfig = agreement.config
         self.meter = ByteMeter()
         self.taps: list[Tap] = [self.meter]
@@ -84,7 +89,7 @@ class Server:
         self._secure = self.config.wire.secure_aggregation
         self.state = ServerState(agreement.initial)
         self._opened_sum: tuple[int, ...] | None = None
-        """The clients of a secure sum over the present model that was opened, although no new model came of it."""
+        """The clients of a secure sum that was opened for the present model but gave no new one; ``None``: there is none."""
         self.stop_requested = False
 
     # --- the rounds --------------------------------------------------------------------------------------------------
@@ -99,6 +104,10 @@ class Server:
         began = Clocks.now()
         with self.folder.writing("metrics.jsonl"):
             self.folder.mend_records(-1)
+        for crossed in self._statistics:
+            for _ in range(crossed.times):
+                self._tap(crossed.direction, crossed.message)
+            self.keep_payload("statistics", crossed.message)
         self.state = method.start(self.agreement.initial.clone())
         if (broadcast := self._broadcast(self.state)) is not None:
             for _ in range(self.config.data.clients):
@@ -173,7 +182,7 @@ class Server:
         """Check, after the last round, that the run has trained a model.
 
         Raises:
-            FedprivError: uploads are summed, and no round had a sum that counts.
+            FedprivError: uploads are summed, and no round had a sum that became the model.
         """
         if self._secure:
             check_summed(self.folder.records())
@@ -183,22 +192,23 @@ class Server:
     @property
     def ledger(self) -> Ledger:
         """What the run has spent so far."""
-        return Ledger(self.config.privacy, self.progress.privacy, self._holders)
+        return Ledger(self.config.privacy, self.progress.privacy, self._holders, self.agreement.spent_before)
 
     def statement(self) -> dict[str, Any]:
         """The run's privacy statement."""
         rate = self.config.train.participation or 0.0
-        return self.ledger.statement(self.config.data.clients, rate, self.randomness, self._holders_unknown)
+        pooled = self.agreement.method.pools
+        return self.ledger.statement(self.config.data.clients, rate, self.randomness, self._holders_unknown, pooled)
 
     # --- the parts of a round ----------------------------------------------------------------------------------------
 
     def _broadcast(self, state: ServerState) -> Sealed | None:
-        """The initial model as every client is sent it; ``None``: the method does not communicate."""
+        """The message that sends the initial model to every client; ``None``: the method has no round 0."""
         draft = self.agreement.method.broadcast(state)
         return None if draft is None else seal(draft)
 
     def _download(self, round: int) -> Sealed | None:
-        """What the participants of a round are sent; ``None``: the method does not communicate."""
+        """The message to the participants of a round; ``None``: the method does not communicate."""
         with self.profile("serialisation"):
             draft = self.agreement.method.download(self.state, round)
             if draft is None:
@@ -219,7 +229,8 @@ class Server:
             if self.on_answer is not None:
                 self.on_answer(number, len(participants))
             messages: list[tuple[Direction, Sealed]] = [] if answer.upload is None else [("up", answer.upload)]
-            messages.append(("report", answer.report))
+            if not self.agreement.method.pools:
+                messages.append(("report", answer.report))
             for direction, sealed in messages:
                 self._tap(direction, sealed)
             if self._accepts(arrivals, answer):
@@ -236,7 +247,7 @@ class Server:
         return arrivals
 
     def _accepts(self, arrivals: Arrivals, answer: Answer) -> bool:
-        """Check an answer; ``False``: it is left out.
+        """Check an answer, and return whether it is accepted; a refused answer is left out.
 
         Raises:
             UploadRefused, ClientDiverged: the run stops, as ``train.on_refused`` or ``train.on_nan`` says.
@@ -363,7 +374,7 @@ def _with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 def on_divergence(config: RunConfig, warn: Callable[[str], None], client: int, round: int) -> None:
     """Stop the run, or warn and go on without the client's update, as ``train.on_nan`` says.
 
-    Under client-level DP the run always goes on: that it ends would show that the client was there, which no noise covers.
+    Under client-level DP the run always goes on: stopping would reveal that this client took part, and no noise covers that.
 
     Raises:
         ClientDiverged: the run stops.

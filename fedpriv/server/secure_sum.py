@@ -1,23 +1,21 @@
-"""The server's part in secure aggregation: it passes messages between clients, and learns only the sum of their uploads."""
+"""The server's part in secure aggregation: the sum of a round's uploads, and the model that follows from it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 from torch import Tensor
 
 from fedpriv.agreement import Agreement
-from fedpriv.secure import messages
+from fedpriv.secure.fixed_point import decoded
 from fedpriv.secure.layout import Layout, Sums
-from fedpriv.secure.protocol import PublicKeys, majority, unmasked
+from fedpriv.secure.protocol import PublicKeys, majority
 from fedpriv.secure.protocol_checks import FEWEST, as_sent, expected_mean, takes_a_step
 from fedpriv.server.clients import Clients
-from fedpriv.wire import Kind, Payload, Sealed, Tap, seal
+from fedpriv.server.masked_sum import MaskedSum
+from fedpriv.wire import Payload, Sealed, Tap, seal
 from fedpriv.wire.message import Refused
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,14 +39,14 @@ class SecureSum:
     """Sums the uploads of a round (:mod:`fedpriv.secure.protocol`).
 
     Args:
-        label: names run and round.
+        label: bytes that identify the run and the round.
         received: what every client was sent, by name.
         tap: called with every message that crosses.
         warn: called with a line for each client that drops out.
         on_opened: called with the clients of the sum as soon as enough shares have arrived for the server to know it, whether or
             not the sum is used.
-        opened_before: the clients of a sum over the same model that an earlier round opened; ``None``: there is none. The
-            difference of two such sums over different clients may show single uploads.
+        opened_before: the clients of a secure sum that was opened for the present model but gave no new one; ``None``: there is
+            none. The difference of two sums for one model over different clients may show single uploads.
     """
 
     agreement: Agreement
@@ -71,52 +69,26 @@ class SecureSum:
         Raises:
             Refused: the sum may not be opened (:meth:`_check_members`), cannot be opened, or is not a valid upload of this run.
         """
-        round, keys = self.round, self._distinct(keys)
         layout = Layout(self.agreement, self.received)
 
-        # 1. Each client gets all public keys, and answers with encrypted shares of its secrets for each other client.
-        all_keys = {client: messages.public(key) for client, key in keys.items()}
-        key_tables = {client: messages.table("keys", round, client, all_keys) for client in keys}
-        encrypted = self._ask(key_tables, lambda client, answer: self._rows(answer, "letters", client, keys.keys() - {client}))
+        def step(questions: Mapping[int, Sealed]) -> Iterator[tuple[int, Sealed]]:
+            for client, answer in self.clients.step(self.round, questions):
+                self.tap("up", answer)
+                yield client, answer
+            for client in questions.keys() - set(self.clients.not_sent()):
+                self.tap("down", questions[client])
 
-        # 2. Each client gets the shares that are meant for it, and answers with its masked upload.
-        share_tables = {
-            receiver: messages.table(
-                "letters", round, receiver, {sender: encrypted[sender][receiver] for sender in encrypted if sender != receiver}
-            )
-            for receiver in encrypted
-        }
-        uploads = self._ask(share_tables, lambda client, answer: messages.words_of(answer, round, client, layout.size))
-        dropped = encrypted.keys() - uploads.keys()
-        active = tuple(sorted(uploads))
-        self._check_members(active, len(keys), examples)
+        def check(active: tuple[int, ...], asked: int) -> None:
+            self._check_members(active, asked, examples)
 
-        # 3. Each client gets the lists of active and dropped clients, and confirms them to the other active ones.
-        lists = {client: messages.members(round, client, uploads.keys(), dropped) for client in uploads}
-        confirmed = self._ask(lists, lambda client, answer: messages.rows_of(answer, "confirmed", round, client))
-
-        # 4. Each client gets the confirmations, and reveals one share of each client's secrets.
-        confirmation_tables = {
-            receiver: messages.table(
-                "confirmed", round, receiver, {sender: rows[receiver] for sender, rows in confirmed.items() if receiver in rows}
-            )
-            for receiver in confirmed
-        }
-        answered = list[int]()
-
-        def shares_of(client: int, answer: Sealed) -> dict[int, bytes]:
-            answered.append(client)
-            return self._rows(answer, "shares", client, encrypted.keys())
-
-        shares = self._ask(confirmation_tables, shares_of)
-        if len(answered) >= majority(len(keys)):  # count refused answers too: the server has seen their shares
-            self.on_opened(active)
-        sums = layout.sums(unmasked(uploads, encrypted, keys, shares, self.label))
+        protocol = MaskedSum(step, self.round, self.label, self.warn, check, self.on_opened)
+        active, words = protocol.sum(keys, layout.size)
+        sums = layout.sums(decoded(words))
         mean = self._mean(sums, len(active), sum(examples[client] for client in active))
         return SecureSumResult(active, sums.loss, mean)
 
     def _check_members(self, active: tuple[int, ...], asked: int, examples: Mapping[int, int]) -> None:
-        """Refuse a sum that would give no model, or that would show single uploads together with an earlier one.
+        """Refuse a sum that would give no model, or that, together with an earlier sum, would show single uploads.
 
         Args:
             active: the clients that sent a masked upload.
@@ -134,21 +106,8 @@ class SecureSum:
             )
         if self.opened_before not in (None, active):
             raise Refused(
-                "an earlier round opened a sum over the same model and other clients; both together may show single uploads"
+                "an earlier round opened a sum for this model, of other clients; the two sums together may show single uploads"
             )
-
-    def _distinct(self, keys: Mapping[int, PublicKeys]) -> dict[int, PublicKeys]:
-        """Drop clients whose key equals another's; with them in, every client would refuse."""
-        owners: dict[bytes, int] = {}
-        distinct = {}
-        for client, sent in sorted(keys.items()):
-            others = [owners[key] for key in (sent.encryption, sent.masking) if key in owners]
-            if others:
-                self.warn(f"round {self.round}: the keys of client {client} are refused: one of them is client {others[0]}'s")
-                continue
-            distinct[client] = sent
-            owners |= {sent.encryption: client, sent.masking: client}
-        return distinct
 
     def _mean(self, sums: Sums, count: int, examples: int) -> Sealed:
         """The mean upload of a sum, checked as an upload is."""
@@ -158,30 +117,3 @@ class SecureSum:
         sealed = seal(Payload(rounded, self.round, None, "weights", expected.examples and examples, expected.transforms))
         expected.check(sealed)
         return sealed
-
-    def _rows(self, answer: Sealed, kind: Kind, client: int, about: Collection[int]) -> dict[int, bytes]:
-        """A table with a row for each of the clients ``about``."""
-        rows = messages.rows_of(answer, kind, self.round, client)
-        if rows.keys() != set(about):
-            strange = min(rows.keys() ^ set(about))
-            raise Refused(f"its {kind} have {'a' if strange in rows else 'no'} row for client {strange}")
-        return rows
-
-    def _ask(self, questions: Mapping[int, Sealed], read: Callable[[int, Sealed], T]) -> dict[int, T]:
-        """Send each client its message, and read the answers; clients whose answer is missing or refused drop out.
-
-        Returns:
-            Client -> its answer, ascending.
-        """
-        answers: dict[int, T] = {}
-        for client, answer in self.clients.step(self.round, questions):
-            self.tap("up", answer)
-            try:
-                if client not in questions or client in answers:
-                    raise Refused("it was not asked, or has answered before")
-                answers[client] = read(client, answer)
-            except Refused as reason:
-                self.warn(f"round {self.round}: what client {client} sent for the sum is refused: {reason}")
-        for client in questions.keys() - set(self.clients.not_sent()):
-            self.tap("down", questions[client])
-        return {client: answers[client] for client in sorted(answers)}

@@ -14,6 +14,7 @@ from fedpriv.evaluation.chance import at_chance, no_better
 from fedpriv.evaluation.probe_during_run import PROBE
 from fedpriv.evaluation.protocols import PROTOCOLS, mean_per_client, score_summaries
 from fedpriv.files import save_json, save_tensors
+from fedpriv.models.net import ROLES
 from fedpriv.plots.confusion import confusion_report, draw_confusion
 from fedpriv.scores.catalogue import ACCURACY, score_named
 from fedpriv.server.rounds import Server
@@ -53,11 +54,12 @@ def write_results(
     per_client, last_updates = mean_per_client(records, last), _last_updates(server, records)
     payloads, only_answer = PayloadStore.of(folder), None
     with folder.writing("the results"):
-        if method.shared_names:
+        if method.server_names:
             folder.weights.mkdir(exist_ok=True)
-            shared = agreement.space.unpack(server.state.row, method.shared_names)
-            constants = {name: tensor for name, tensor in agreement.constants.items() if name.partition(".")[0] in method.shared}
-            save_tensors(folder.weights / "server.safetensors", {**shared, **constants})
+            trained = agreement.space.unpack(server.state.row, method.server_names)
+            roles = ROLES if method.pools else method.shared
+            constants = {name: tensor for name, tensor in agreement.constants.items() if name.partition(".")[0] in roles}
+            save_tensors(folder.weights / "server.safetensors", {**trained, **constants})
         if server.canaries is not None:
             save_tensors(folder.canaries_file, server.canaries.tensors())
         folder.plots.mkdir(exist_ok=True)

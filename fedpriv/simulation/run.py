@@ -25,6 +25,7 @@ from fedpriv.scores.custom import CustomScores, check_custom
 from fedpriv.server.rounds import Server
 from fedpriv.simulation.executors.build import check_reachable
 from fedpriv.simulation.final_model import export_model
+from fedpriv.simulation.inputs.described import preprocessing_of
 from fedpriv.simulation.profile import Profile
 from fedpriv.simulation.reopening import damaged_partition, hashes, reopened
 from fedpriv.simulation.results import Chance, write_results
@@ -159,6 +160,7 @@ def resume(
             if (damage := damaged_partition(folder)) is not None:
                 warn(f"{damage}; it is written again")
                 _save_partition(federation, folder)
+            _save_preprocessing(federation, folder)  # which may be damaged, too
         else:  # killed while the folder was being made
             federation = build(config)
             _describe(federation, folder, custom)
@@ -169,8 +171,9 @@ def resume(
 
 
 def _describe(federation: Federation, folder: RunFolder, custom: CustomScores) -> None:
-    """Write the partition, and the facts that are known before the first round."""
+    """Write the partition, the preprocessing, and the facts that are known before the first round."""
     _save_partition(federation, folder)
+    _save_preprocessing(federation, folder)
     with folder.writing("the beginning of the run"):
         owners = owners_of(federation.config.data, federation.dataset.owners)
         names = {} if owners is None else {"client_names": list(owners.names)}
@@ -194,6 +197,12 @@ def note_beginning(folder: RunFolder, config: RunConfig, hashes: Mapping[str, st
 def _save_partition(federation: Federation, folder: RunFolder) -> None:
     with folder.writing("the partition"):
         federation.data.partition.save(folder.partition_file)
+
+
+def _save_preprocessing(federation: Federation, folder: RunFolder) -> None:
+    with folder.writing("the preprocessing"):
+        preprocessing = preprocessing_of(federation.config, federation.dataset, federation.prepared.encoder)
+        preprocessing.save(folder.preprocessing_file)
 
 
 def _has_begun(folder: RunFolder) -> bool:

@@ -21,11 +21,12 @@ from fedpriv.data.augmentation.augment import Augment, augmentation
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.federated import ClientData, FederatedData
 from fedpriv.data.partitions.partition import Partition, make_partition
-from fedpriv.data.sources import load_data
+from fedpriv.data.sources import read_data
 from fedpriv.data.user_data.owners import owners_of, with_clients
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UsageError
 from fedpriv.evaluation.probe_during_run import check_probe
+from fedpriv.methods import find_method
 from fedpriv.methods.base import Method
 from fedpriv.methods.build import with_options
 from fedpriv.plugins import load_plugins
@@ -34,9 +35,11 @@ from fedpriv.scores.catalogue import ACCURACY, score_named, usual_score
 from fedpriv.secure.protocol_checks import check_trains
 from fedpriv.seeding import generator, with_threads
 from fedpriv.server.sampling import participants, read_schedule
+from fedpriv.server.statistics import Gathered
 from fedpriv.simulation.executor_choice import ExecutorChoice, choose
 from fedpriv.simulation.inputs.from_dataset import prepare
 from fedpriv.simulation.inputs.prepared import Prepared
+from fedpriv.simulation.inputs.statistics import measured, note_on_statistics
 from fedpriv.simulation.run_setup import settle
 
 Partitioning = Callable[[Dataset, RunConfig], Partition]
@@ -54,6 +57,15 @@ class Federation:
     augment: Augment | None = None
     choice: ExecutorChoice | None = None
     """The executor of the clients; ``None``: the sequential one."""
+    statistics: Gathered | None = None
+    """What the clients sent of their training rows before round 1; ``None``: nothing."""
+    pooled: FederatedData | None = None
+    """The data with all training samples at client 0, if the method pools them."""
+
+    @property
+    def places(self) -> FederatedData:
+        """The data as they are trained on: those of the clients, or pooled."""
+        return self.data if self.pooled is None else self.pooled
 
     @property
     def config(self) -> RunConfig:
@@ -76,7 +88,7 @@ class Federation:
         Args:
             store: where it keeps its private state; ``None``: it keeps none.
         """
-        return Client(number, self.agreement, ClientData(self.data, number), store, self.augment)
+        return Client(number, self.agreement, ClientData(self.places, number), store, self.augment)
 
 
 @dataclass(frozen=True)
@@ -86,12 +98,28 @@ class Loaded:
     Attributes:
         config: with every open key filled in, except the noise of a private run.
         device: of the data.
+        statistics: what the clients send of their training rows before round 1; ``None``: nothing.
     """
 
     config: RunConfig
     dataset: Dataset
     prepared: Prepared
     data: FederatedData
+    device: torch.device
+    statistics: Gathered | None = None
+
+
+@dataclass(frozen=True)
+class Read:
+    """The data that a config names, partitioned, before it is known by what they are scaled and coded.
+
+    Attributes:
+        config: with every open key filled in that does not depend on the net's inputs.
+    """
+
+    config: RunConfig
+    dataset: Dataset
+    partition: Partition
     device: torch.device
 
 
@@ -119,12 +147,16 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
     if not any(len(data.indices(config.eval.split, client)) for client in range(config.data.clients)):
         hint = "; set data.validation_fraction" if config.eval.split == "validation" else _disjoint_labels(loaded.dataset)
         raise UsageError(f"no client holds {config.eval.split} data to be scored on{hint}")
-    sizes, classes = list(data.sizes.values()), len(loaded.dataset.classes)
+    pooled = _pooled(loaded) if find_method(config.method.name).pools else None
+    places = pooled or data
+    sizes, classes = list(places.sizes.values()), len(loaded.dataset.classes)
     counts = data.partition.counts(loaded.dataset.train_labels.numpy(), classes).sum(0)
     declared = Declared(
-        classes, data.nonempty, sum(sizes) / len(sizes), max(sizes), lacking_modalities(config), tuple(counts.tolist())
+        classes, places.nonempty, sum(sizes) / len(sizes), max(sizes), lacking_modalities(config), tuple(counts.tolist())
     )
-    agreement, net = settle(config, prepared.build, declared, data.sizes, data.partition, loaded.device, begun)
+    if loaded.statistics is not None:
+        declared = replace(declared, statistics_noise=loaded.statistics.noise)
+    agreement, net = settle(config, prepared.build, declared, places.sizes, places.partition, loaded.device, begun)
     resident = Resident(net, agreement.space, loaded.device)
     if uses_labels := agreement.method.objective.labels:
         loaded.dataset.check_classes()
@@ -132,39 +164,66 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
         check_probe(config, agreement.method)
     if config.eval.before_merge:
         _check_before_merge(config, agreement.method)
+    if config.eval.fresh_head and pooled is not None:
+        raise UsageError(f"eval.fresh_head trains heads at the clients, and with method {config.method.name} none trains")
     if config.eval.fresh_head and not agreement.method.objective.labels:
         why = f"objective {agreement.method.objective.name} learns without labels"
         raise UsageError(f"eval.fresh_head tests clients on their labels, and {why}; eval.probe=linear tests its encoder")
-    note = None if begun else check_trains(agreement, data.sizes)
-    agreement.config, imbalance = ranked(agreement.config, declared, loaded.dataset.classes)
-    notes = [*prepared.notes, *agreement.method.notes, *filter(None, [note, imbalance if uses_labels else None])]
+    note = None if begun else check_trains(agreement, places.sizes)
+    agreement.config = with_metric(agreement.config, declared)
+    imbalance = note_on_imbalance(agreement.config, declared, loaded.dataset.classes) if uses_labels else None
+    notes = [*prepared.notes, *agreement.method.notes, *filter(None, [note, imbalance])]
     prepared = replace(prepared, notes=tuple(notes))
     dataset = loaded.dataset
     augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)
-    sizes = [data.size(client) for client in participants(agreement, 1)]
-    choice = choose(config, net, data.train(data.nonempty[0]).inputs, sizes, agreement.method.phases(round=1))
+    sizes = [places.size(client) for client in participants(agreement, 1)]
+    choice = choose(config, net, places.train(places.nonempty[0]).inputs, sizes, agreement.method.phases(round=1))
     agreement.config = agreement.config.model_copy(update={"executor": choice.config})
-    return Federation(agreement, prepared, dataset, data, resident, augment, choice)
+    return Federation(agreement, prepared, dataset, data, resident, augment, choice, statistics=loaded.statistics, pooled=pooled)
 
 
-def ranked(config: RunConfig, declared: Declared, names: Sequence[str]) -> tuple[RunConfig, str | None]:
-    """The config with the score that the run is ranked by, and a note if that is so because its classes are imbalanced.
-
-    Args:
-        names: of the classes.
+def with_metric(config: RunConfig, declared: Declared) -> RunConfig:
+    """The config with ``eval.metric``, the score that the run is ranked by: where the numbers of samples of each class are not
+    known, accuracy.
 
     Raises:
         UsageError: the score that the config names does not suit the data.
     """
     named, counts = config.eval.metric, declared.class_counts
-    score = usual_score(counts or [1]) if named is None else score_named(named, declared.classes)
-    note = None
-    if named is None and counts and score is not ACCURACY:
-        note = (
-            f"{max(counts) / sum(counts):.1%} of the training labels are {names[counts.index(max(counts))]!r}: the run is ranked "
-            f"by {score.title} and not by accuracy (--set eval.metric=accuracy)"
-        )
-    return config.model_copy(update={"eval": config.eval.model_copy(update={"metric": score.name})}), note
+    usual = ACCURACY if counts is None else usual_score(counts)
+    score = usual if named is None else score_named(named, declared.classes)
+    return config.model_copy(update={"eval": config.eval.model_copy(update={"metric": score.name})})
+
+
+def note_on_imbalance(config: RunConfig, declared: Declared, names: Sequence[str]) -> str | None:
+    """A line on imbalanced classes, if the run is ranked as is usual for them.
+
+    Args:
+        config: with ``eval.metric``.
+        names: of the classes.
+    """
+    counts = declared.class_counts
+    if counts is None or ACCURACY is (score := usual_score(counts)) or config.eval.metric != score.name:
+        return None
+    return (
+        f"{max(counts) / sum(counts):.1%} of the training labels are {names[counts.index(max(counts))]!r}: the run is ranked by "
+        f"{score.title} and not by accuracy (--set eval.metric=accuracy)"
+    )
+
+
+def _pooled(loaded: Loaded) -> FederatedData:
+    """The data with all training samples in one place, which is client 0.
+
+    Raises:
+        UsageError: clients lack modalities, or a schedule names the clients of each round.
+    """
+    config, data = loaded.config, loaded.data
+    if lacking_modalities(config):
+        raise UsageError(f"method {config.method.name} has whole pairs in one place; leave out data.image_only and text_only")
+    if config.train.selection == "schedule":
+        raise UsageError(f"method {config.method.name} trains in one place, without the clients of train.schedule: leave it out")
+    prepared = loaded.prepared
+    return FederatedData(loaded.dataset, data.partition.pooled(), loaded.device, prepared.train, prepared.test)
 
 
 def _check_before_merge(config: RunConfig, method: Method) -> None:
@@ -174,6 +233,8 @@ def _check_before_merge(config: RunConfig, method: Method) -> None:
         why = f"objective {method.objective.name} learns without labels"
     elif not method.has_global_model:
         why = f"method {method.name} leaves {method.private_names[0]} with the clients, so that no upload is a whole model"
+    elif not method.shared_names:
+        why = f"method {method.name} sends none"
     elif config.wire.secure_aggregation:
         why = "the server reads no single upload under wire.secure_aggregation"
     if why is not None:
@@ -181,7 +242,7 @@ def _check_before_merge(config: RunConfig, method: Method) -> None:
 
 
 def load(config: RunConfig, partitioning: Partitioning | None = None) -> Loaded:
-    """Load the data set of a config and partition it.
+    """Load the data set of a config, partition it, and scale and code it by what its clients measure.
 
     Args:
         partitioning: makes the partition of a data set; ``None``: the one of the config.
@@ -189,25 +250,52 @@ def load(config: RunConfig, partitioning: Partitioning | None = None) -> Loaded:
     Raises:
         UsageError: a name or a value cannot be right.
     """
+    parts = read(config, partitioning)
+    dataset, statistics = measured(parts.dataset, parts.partition, parts.config)
+    if statistics is not None and not find_method(parts.config.method.name).pools:  # where nothing is sent
+        notes = (*dataset.notes, note_on_statistics(statistics, parts.config))
+        dataset = replace(dataset, notes=notes)
+    return prepared_inputs(replace(parts, dataset=dataset), statistics)
+
+
+def read(config: RunConfig, partitioning: Partitioning | None = None, every_column: bool = False) -> Read:
+    """As :func:`load`, before any samples are scaled or coded.
+
+    Args:
+        every_column: as of :func:`fedpriv.data.sources.read_data`.
+    """
     config = with_options(config)
     if config.eval.metric is not None:
         score_named(config.eval.metric)
     device = _device(config.device)
     build_transforms(config.wire.transforms)  # raises before data are read
-    dataset = load_data(config.data)
+    dataset = read_data(config.data, every_column)
     located = {"name": dataset.name, "dir": config.data.dir and config.data.dir.absolute()}
     config = config.model_copy(update={"data": config.data.model_copy(update=located)})
     config = filled(config, dataset.suggests)
     if partitioning in (None, partition_dataset):
         config = with_clients(config, owners_of(config.data, dataset.owners))
     config = resolve(config, dataset.default_model)
-    partition = (partitioning or partition_dataset)(dataset, config)
+    return Read(config, dataset, (partitioning or partition_dataset)(dataset, config), device)
+
+
+def prepared_inputs(parts: Read, statistics: Gathered | None = None) -> Loaded:
+    """The data as inputs of the run's nets.
+
+    Args:
+        parts: whose data set is encoded.
+        statistics: of all clients.
+
+    Raises:
+        UsageError: the net or the options do not fit the samples.
+    """
+    config, dataset, device = parts.config, parts.dataset, parts.device
     with with_threads(config.threads):  # features of a frozen encoder are computed here
         prepared = prepare(config, dataset, device)
     prepared = replace(prepared, notes=(*dataset.notes, *prepared.notes))
     config = prepared.config
-    data = FederatedData(dataset, partition, device, prepared.train, prepared.test, lacking_modalities(config))
-    return Loaded(with_default_share(config, len(data.nonempty)), dataset, prepared, data, device)
+    data = FederatedData(dataset, parts.partition, device, prepared.train, prepared.test, lacking_modalities(config))
+    return Loaded(with_default_share(config, len(data.nonempty)), dataset, prepared, data, device, statistics)
 
 
 def partition_dataset(dataset: Dataset, config: RunConfig) -> Partition:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
@@ -10,6 +11,7 @@ from fedpriv.client.store import ClientStore
 from fedpriv.methods.base import Private
 from fedpriv.scores.custom import CustomScores
 from fedpriv.server.clients import Clients
+from fedpriv.server.next_state import Outcome
 from fedpriv.server.rounds import Server, on_divergence
 from fedpriv.simulation.executors.build import build_executor
 from fedpriv.simulation.scoring import AllClientsScorer
@@ -17,6 +19,7 @@ from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.watched_downloads import WatchedDownloads
 from fedpriv.spans import UNTIMED, Spans
 from fedpriv.storage.run_folder import RunFolder
+from fedpriv.wire.report import Report
 
 
 class Simulation(Server):
@@ -42,14 +45,16 @@ class Simulation(Server):
         self.executor = build_executor(federation, self.store, warn)
         self.executor.profile = profile
         scorer = AllClientsScorer(federation, self.store, partial(on_divergence, federation.config, warn), custom)
-        holders = federation.data.partition.holders() if federation.config.privacy.level == "sample" else None
+        holders = federation.places.partition.holders() if federation.config.privacy.level == "sample" else None
         clients: Clients = self.executor
         if federation.config.wire.secure_aggregation:
             from fedpriv.simulation.masked_clients import MaskedClients
 
             clients = MaskedClients(self.executor, folder.path.name, lambda upload: self.keep_payload("hidden", upload), warn)
-        sizes = federation.data.sizes
-        super().__init__(federation.agreement, folder, clients, scorer, warn, holders, profile, samples=sizes)
+        sizes = federation.places.sizes
+        # All rows in one place need no messages to measure them.
+        crossed = () if federation.statistics is None or federation.pooled is not None else federation.statistics.crossed
+        super().__init__(federation.agreement, folder, clients, scorer, warn, holders, profile, samples=sizes, statistics=crossed)
         self.scorer: AllClientsScorer = scorer
         self._watched = WatchedDownloads(federation.agreement, folder, warn)
         if federation.config.wire.check_downloads is None:
@@ -61,6 +66,12 @@ class Simulation(Server):
         if self.federation.config.privacy.level == "sample":
             for account, charges in self.progress.privacy.items():
                 self.store.check_spent(int(account), sum(round(steps) for *_, steps in charges))
+
+    def _adopt(self, round: int, outcome: Outcome, reports: Sequence[Report]) -> None:
+        """As :meth:`Server._adopt`; a pooled model is in the server's place as soon as it is trained, without a message."""
+        super()._adopt(round, outcome, reports)
+        if self.federation.pooled is not None and self.progress.clients.get(0) == round:
+            self.state = replace(self.state, row=self.agreement.space.pack(self.private(0), self.state.row.clone()))
 
     def notes(self) -> list[str]:
         """Notes for the user, a line each."""

@@ -2,7 +2,9 @@
 
 ``payloads/round-0000/broadcast.safetensors`` is the initial model, ``payloads/round-0003/download.safetensors`` the download of
 round 3, ``payloads/round-0003/client-0007.safetensors`` the upload of client 7, and
-``payloads/round-0003/report-0007.safetensors`` its report. An audit derives the data behind an upload from the run's config.
+``payloads/round-0003/report-0007.safetensors`` its report. What crosses before round 1 is in ``round-0000``, too: ``columns``,
+``levels-0007``, ``inquiry``, ``statistics-0007`` and ``encoding`` (:mod:`fedpriv.data.statistics.messages`). An audit derives the
+data behind an upload from the run's config.
 
 With secure aggregation, ``sum.safetensors`` is the mean upload that the server learned. A simulation also keeps, as
 ``hidden-0007.safetensors``, the upload that client 7 held back, so that an audit can compare the two. Masked uploads are random
@@ -25,16 +27,19 @@ from fedpriv.config import RunConfig
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged, write_atomically
 from fedpriv.storage.run_folder import RunFolder
-from fedpriv.wire import Direction, Sealed, unseal
+from fedpriv.wire import Direction, Kind, Sealed, unseal
 
-Kept = Literal[Direction, "sum", "hidden"]
-"""What is kept: messages that crossed, the mean upload of a secure sum, and an upload that a simulated client held back."""
+Kept = Literal[Direction, "sum", "hidden", "statistics"]
+"""What is kept: messages that crossed, in a round or before the first one, the mean upload of a secure sum, and an upload that a
+simulated client held back."""
 UPLOADS_BY_DEFAULT = 3
 """Uploads of a round that ``wire.keep_payloads: default`` keeps."""
 
 _BROADCAST, _DOWNLOAD, _SUM, _CLIENT, _REPORT, _HIDDEN = "broadcast", "download", "sum", "client-", "report-", "hidden-"
 _ROUND, _SUMS = "round-", "SHA256SUMS"
 _CLIENT_PREFIXES: Mapping[Kept, str] = {"up": _CLIENT, "report": _REPORT, "hidden": _HIDDEN}
+_STATISTICS: tuple[Kind, ...] = ("columns", "levels", "inquiry", "statistics", "encoding")
+"""Kinds of the messages that cross before round 1, whose files have their names; those from a client also its number."""
 
 
 def rounds_to_keep(config: RunConfig) -> Collection[int]:
@@ -66,6 +71,8 @@ class PayloadKeeper:
 
     def __call__(self, direction: Kept, payload: Sealed) -> None:
         if not self._rounds or payload.round not in (0, *self._rounds):
+            return
+        if direction == "statistics" and payload.kind not in _STATISTICS:  # a step of their secure sum
             return
         if payload.round != self._round:
             self._begin(payload.round)
@@ -159,6 +166,12 @@ class PayloadStore:
         """A client's report in a round; ``None``: it was not kept."""
         return self._read(round, f"{_REPORT}{client:04d}")
 
+    def statistics(self) -> list[Sealed]:
+        """The messages that crossed before round 1 and were kept, by kind and client."""
+        names = sorted(Path(name).stem for name in self._listed(0))
+        read = (self._read(0, name) for kind in _STATISTICS for name in names if name.partition("-")[0] == kind)
+        return [message for message in read if message is not None]
+
     def files(self) -> list[Path]:
         """All files, in any order."""
         return list(self.path.glob("round-*/*.safetensors"))
@@ -221,6 +234,8 @@ class PayloadStore:
 
 
 def _direction(name: str) -> Kept:
+    if name.partition("-")[0] in _STATISTICS:
+        return "statistics"
     return next(
         (direction for direction, prefix in _CLIENT_PREFIXES.items() if name.startswith(prefix)),
         "sum" if name == _SUM else "down",
@@ -228,6 +243,8 @@ def _direction(name: str) -> Kept:
 
 
 def _name(direction: Kept, payload: Sealed) -> str:
+    if direction == "statistics":
+        return payload.kind if payload.client is None else f"{payload.kind}-{payload.client:04d}"
     if direction == "down":
         return _DOWNLOAD if payload.round else _BROADCAST
     if direction == "sum":

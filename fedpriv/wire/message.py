@@ -8,8 +8,13 @@ from typing import Literal
 
 from torch import Tensor
 
-Kind = Literal["weights", "delta", "gradient", "report", "keys", "letters", "masked", "members", "confirmed", "shares"]
-"""The content of a message: a model in one of three forms, a client's report, or (the last six) a step of a secure sum."""
+Kind = Literal[
+    "weights", "delta", "gradient", "report",
+    "columns", "levels", "inquiry", "statistics", "encoding",
+    "keys", "letters", "masked", "members", "confirmed", "shares",
+]  # fmt: skip
+"""The content of a message, line by line: a model in one of three forms or a client's report, a step of the statistics of all
+samples, a step of a secure sum."""
 Direction = Literal["down", "up", "report"]
 """A download, an upload, or a client's report, which is sent with the upload."""
 

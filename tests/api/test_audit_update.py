@@ -205,7 +205,7 @@ def test_steps_that_do_not_give_the_update_are_no_evidence(net: nn.Module, monke
     finally:
         torch.set_num_threads(before)
     doubt, none = (one.doubt() for one in targets)
-    assert none is None and "do not give the message (cosine 0." in (doubt or "")
+    assert none is None and "do not reproduce the message (cosine 0." in (doubt or "")
 
 
 def test_a_message_of_other_images_is_no_evidence_even_of_attacks_that_simulate_nothing(net: nn.Module) -> None:

@@ -75,7 +75,7 @@ def test_a_failure_is_no_evidence_where_another_head_may_succeed() -> None:
     message, _ = answered(Fishing())
     assert Fishing.harder(message) is None
     for altered in (Altered(rescaled=True), Altered(variance={"body.1.weight": 1e-9})):
-        assert "would alter the weights otherwise" in str(Fishing.harder(replace(message, altered=altered)))
+        assert "would alter the weights differently" in str(Fishing.harder(replace(message, altered=altered)))
 
 
 def test_clipping_does_not_hide_how_many_samples_there_are() -> None:
@@ -98,7 +98,7 @@ def test_no_count_is_stated_that_was_not_measured() -> None:
         (replace(message, altered=loud), "it cannot be told how many"),
         (replace(message, shared=halved), "it cannot be told how many"),
         (replace(message, altered=pruned), "were not sent"),
-        (replace(message, kind="change", schedule=None), "schedule is not known"),
+        (replace(message, kind="change", schedule=None), "without the client's schedule"),
     ):
         with pytest.raises(Inapplicable, match=why):
             Fishing().run([unclear])

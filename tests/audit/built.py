@@ -13,9 +13,12 @@ from fedpriv.attacks.inference.shadow import ShadowReport
 from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints, Point
 from fedpriv.attacks.scoring.scores import Rate, wilson
 from fedpriv.audit.results import (
+    AttributeFigures,
+    AttributeOutcome,
     AuditedRun,
     Baseline,
     Canaries,
+    CellExample,
     Cost,
     Epsilon,
     ImageFigures,
@@ -24,6 +27,11 @@ from fedpriv.audit.results import (
     Interval,
     LabelResult,
     MembershipOutcome,
+    RowExample,
+    RowFigures,
+    RowOutcome,
+    RowRates,
+    RowTarget,
     Sender,
     ShadowLabels,
     Statistic,
@@ -115,6 +123,45 @@ def texts(*outcomes: TextOutcome, kind: TargetKind = "message", chance: float = 
 def _scores(recall: float, precision: float, exact: Rate | None, rouge_l: float | None) -> dict[str, Any]:
     figures = {"recall": recall, "precision": precision, "exact": exact, "rouge_l": rouge_l}
     return figures | dict.fromkeys(("multiset_recall", "multiset_precision", "labels", "named"))
+
+
+def row(
+    attack: str = "closed-form",
+    cells: int = 0,
+    whole: int = 0,
+    *reasons: Reason,
+    n: int = 10,
+    columns: int = 5,
+    by_chance: float = 1.0,
+    succeeded: bool = False,
+    statistic: str | None = None,
+) -> RowOutcome:
+    """An attack with so many cells right, and so many whole rows, of ``n`` rows."""
+    cell = CellExample("age", "47", "46.8", "50", True)
+    figures = RowFigures(
+        cells=wilson(cells, n * columns), rows=wilson(whole, n), numbers=wilson(cells, n * columns), categories=None, labels=None,
+        by_chance=by_chance, example=RowExample((cell,) * columns), cpu_seconds=1.0,
+    )  # fmt: skip
+    return RowOutcome(attack=attack, status=Status.of(succeeded, reasons), statistic=statistic, figures=figures)
+
+
+def rows(*outcomes: RowOutcome, kind: TargetKind = "message", guessed: int = 20, **changes: Any) -> RowTarget:
+    """A message of client 2 in round 1 on ten rows of five columns, or clients with a row each; ``guessed``: cells."""
+    about: dict[str, Any] = {"title": "", "round": 1, "sender": Sender(2), "samples": 10, "columns": 5}
+    about["baselines"] = {"means and most frequent levels": RowRates(cells=wilson(guessed, 50), rows=wilson(0, 10))}
+    return RowTarget(kind=kind, outcomes=outcomes, **(about | changes))
+
+
+def attribute(gained: int = 0, lost: int = 0, *reasons: Reason, low: float = -0.1, column: str = "smoker") -> AttributeOutcome:
+    """A hidden column of 32 rows of client 2, of which the other columns tell half; ``low``: of the interval."""
+    figures = AttributeFigures(
+        right=wilson(16 + gained - lost, 32), guessed=wilson(16, 32), gained=gained, lost=lost,
+        together=Interval(low, 0.9, 3), cpu_seconds=1.0,
+    )  # fmt: skip
+    return AttributeOutcome(
+        attack="attribute regression", status=Status.of(low > 0, reasons), round=1, sender=Sender(2), column=column, values=3,
+        figures=figures,
+    )  # fmt: skip
 
 
 def member(

@@ -235,7 +235,7 @@ def test_after_many_steps_a_change_is_no_gradient(
         made = ImageAttempt(Attacker(image_attacks()[name](), ThreatModel()), reconstruction=FOUND)
         held = target.with_doubts(made)
         assert (held.reasons == ()) is counts
-        assert counts or "single step as which it reads the message" in held.reasons[0].text
+        assert counts or "one step, which the attack assumes" in held.reasons[0].text
     whole = ImageAttempt(Attacker(image_attacks()["unrolled"](), ThreatModel()), reconstruction=FOUND)
     assert target.with_doubts(whole).reasons == ()
 

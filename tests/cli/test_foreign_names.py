@@ -23,7 +23,7 @@ RUN = f"run{RIGHT_TO_LEFT}"
 BY_SITE = ("--partition", "by_column", "--set", "data.partition.column=site")
 TINY = ("--set", "train.local_steps=2", "--set", "tracking.uri=none", "--run-dir", "whole")
 COMMANDS: dict[str, tuple[Any, ...]] = {
-    "data show": ("data", "show", "--dataset", "t.csv", "--clients", 3, "--output", "dealt.png"),
+    "data show": ("data", "show", "--dataset", "t.csv", "--clients", 3, "--output", "partition.png"),
     "data show by client": ("data", "show", "--dataset", "t.csv", *BY_SITE),
     "data show with many classes": ("data", "show", "--dataset", "many.csv", "--clients", 3),
     "train": ("train", "--dataset", "t.csv", *BY_SITE, "--rounds", 1, "--method", "fedavg", *TINY),

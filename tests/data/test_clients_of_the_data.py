@@ -150,7 +150,7 @@ def test_clients_that_differ_are_named(tmp_path: Path) -> None:
     patients(tmp_path / "clients" / "a" / "a.csv")
     (tmp_path / "clients" / "b").mkdir()
     (tmp_path / "clients" / "b" / "b.csv").write_text("age,label\n1,0\n2,1\n")
-    with pytest.raises(UsageError, match=r"client b has the columns age, label, client a age, sex, site, label"):
+    with pytest.raises(UsageError, match=r"client b lacks the column 'sex' of client a; its columns are: age, label"):
         open_data(data(tmp_path / "clients"))
 
 

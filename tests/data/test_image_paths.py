@@ -17,7 +17,7 @@ from image_files import pixels
 from fedpriv.cli import main
 from fedpriv.config import DataConfig
 from fedpriv.data.sources import load_data
-from fedpriv.data.tables.paths import file_names
+from fedpriv.data.tables.file_names import file_names
 from fedpriv.data.user_data.objects import name_of
 from fedpriv.errors import UsageError
 

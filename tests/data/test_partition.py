@@ -23,7 +23,7 @@ CIFAR100 = np.repeat(np.arange(100), 500)
 CIFAR100_TEST = np.repeat(np.arange(100), 100)
 
 
-def deal(
+def partitioned(
     name: str, clients: int, *, train: Any = TRAIN, tests: Any = TEST, seed: int = 0, validation: float = 0.0, **options: Any
 ) -> Partition:
     """PartitionIndices now, not kept from an earlier call."""
@@ -39,20 +39,26 @@ def data(name: str, clients: int, validation: float = 0.0, **options: Any) -> Da
 
 def test_a_class_without_samples_is_not_a_question_of_fewer_clients() -> None:
     with pytest.raises(UsageError, match="class 0 has 0 training samples for 2 shards; every class needs some"):
-        deal("classes", 5, train=np.repeat([1, 2, 3, 4], 20), tests=np.arange(1, 5))
+        partitioned("classes", 5, train=np.repeat([1, 2, 3, 4], 20), tests=np.arange(1, 5))
 
 
-def test_who_is_dealt_the_same_shares_it() -> None:
-    def dealt(train: Any = TRAIN, tests: Any = TEST, classes: int = 10, seed: int = 0, **options: Any) -> Partition:
+def test_equal_arguments_share_a_partition() -> None:
+    def again(train: Any = TRAIN, tests: Any = TEST, classes: int = 10, seed: int = 0, **options: Any) -> Partition:
         return make_partition(train, tests, classes, data(**{"name": "iid", "clients": 10, **options}), seed)
 
     _MADE.clear()
-    first = dealt()
-    assert dealt(train=TRAIN.copy()) is first
-    others = [dealt(TRAIN[::-1]), dealt(tests=TEST[1:]), dealt(classes=11), dealt(seed=1), dealt(clients=9)]
-    others += [dealt(validation=0.1), dealt(name="shards"), dealt(test="all_of_class")]
+    first = again()
+    assert again(train=TRAIN.copy()) is first
+    others = [
+        again(TRAIN[::-1]),
+        again(tests=TEST[1:]),
+        again(classes=11),
+        again(seed=1),
+        again(clients=9),
+    ]
+    others += [again(validation=0.1), again(name="shards"), again(test="all_of_class")]
     assert len({one.hash() for one in [first, *others]}) >= 8 and all(one is not first for one in others)
-    assert len(_MADE) == _MOST_MADE and dealt() is not first, "the oldest are given up"
+    assert len(_MADE) == _MOST_MADE and again() is not first, "the oldest are given up"
 
 
 def disjoint(lists: list[np.ndarray]) -> bool:
@@ -60,15 +66,15 @@ def disjoint(lists: list[np.ndarray]) -> bool:
     return len(np.unique(flat)) == len(flat)
 
 
-DEALT = partitions().keys() - {"given", "by_column"}
-"""Those that deal; the others take the clients that the data have."""
+RULES = partitions().keys() - {"given", "by_column"}
+"""Those that divide the samples; the others take the clients that the data have."""
 SHARED = {"class_dir_min1"}
 DRAW_LONG = {"class_dir", "dirichlet", "one_class"}
 
 
-@pytest.mark.parametrize("name", slow_but(DEALT - DRAW_LONG, sorted(DEALT)))
+@pytest.mark.parametrize("name", slow_but(RULES - DRAW_LONG, sorted(RULES)))
 def test_every_partition(name: str) -> None:
-    first, again, other = (deal(name, 20, seed=seed, test="disjoint") for seed in (0, 0, 1))
+    first, again, other = (partitioned(name, 20, seed=seed, test="disjoint") for seed in (0, 0, 1))
     assert first.clients == 20
     assert first.hash() == again.hash() != other.hash()
     assert all(array.dtype == np.int64 and (np.diff(array) >= 0).all() for array in first.train + first.test)
@@ -79,26 +85,26 @@ def test_every_partition(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    slow_but({"classes", "iid", "shards"}, sorted(DEALT - {"hsu_client", "lognormal", "class_dir_min1", "class_dir_floor"})),
+    slow_but({"classes", "iid", "shards"}, sorted(RULES - {"hsu_client", "lognormal", "class_dir_min1", "class_dir_floor"})),
 )
 def test_nothing_is_lost(name: str) -> None:
-    partition = deal(name, 20, test="disjoint")
+    partition = partitioned(name, 20, test="disjoint")
     assert sum(map(len, partition.train)) == len(TRAIN)
     assert sum(map(len, partition.test)) == len(TEST)
 
 
 @pytest.mark.parametrize("name", ["classes", "class_dir", "hsu_client", "iid"])
 def test_test_shares_follow_the_training_proportions(name: str) -> None:
-    partition = deal(name, 10, alpha=0.5, test="disjoint")
+    partition = partitioned(name, 10, alpha=0.5, test="disjoint")
     held = partition.counts(TRAIN, 10)
     tested = partition.counts(TEST, 10, "test")
-    dealt = held / held.sum(axis=0) * 100
-    assert np.abs(tested - dealt).max() <= 1 + 1e-9
+    shares = held / held.sum(axis=0) * 100
+    assert np.abs(tested - shares).max() <= 1 + 1e-9
 
 
 @pytest.mark.parametrize(("clients", "per_client"), [(50, 2), (100, 2), (100, 5), (1000, 2)])
 def test_classes_cifar10(clients: int, per_client: int) -> None:
-    partition = deal("classes", clients, train=CIFAR, tests=CIFAR_TEST, classes_per_client=per_client, test="disjoint")
+    partition = partitioned("classes", clients, train=CIFAR, tests=CIFAR_TEST, classes_per_client=per_client, test="disjoint")
     assert {len(indices) for indices in partition.train} == {50000 // clients}
     assert {len(indices) for indices in partition.test} == {10000 // clients}
     held, tested = partition.counts(CIFAR, 10) > 0, partition.counts(CIFAR_TEST, 10, "test") > 0
@@ -108,7 +114,7 @@ def test_classes_cifar10(clients: int, per_client: int) -> None:
 
 @pytest.mark.parametrize(("clients", "per_client"), [(100, 5), (100, 20), (100, 99), (20, 100)])
 def test_classes_cifar100(clients: int, per_client: int) -> None:
-    partition = deal("classes", clients, train=CIFAR100, tests=CIFAR100_TEST, classes_per_client=per_client)
+    partition = partitioned("classes", clients, train=CIFAR100, tests=CIFAR100_TEST, classes_per_client=per_client)
     assert ((partition.counts(CIFAR100, 100) > 0).sum(axis=1) == per_client).all()
     if per_client < 99:
         assert {len(indices) for indices in partition.train} == {500}
@@ -117,15 +123,15 @@ def test_classes_cifar100(clients: int, per_client: int) -> None:
 @pytest.mark.parametrize("per_client", range(1, 11))
 def test_classes_distinct_whatever_their_number(per_client: int) -> None:
     for seed in range(5):
-        partition = deal("classes", 10, seed=seed, classes_per_client=per_client)
+        partition = partitioned("classes", 10, seed=seed, classes_per_client=per_client)
         assert ((partition.counts(TRAIN, 10) > 0).sum(axis=1) == per_client).all()
 
 
 @pytest.mark.parametrize(("clients", "per_client"), [(7, 3), (8, 2), (13, 9), (3, 2), (1, 1)])
 def test_classes_that_cannot_be_cut_alike(clients: int, per_client: int) -> None:
-    """Each client has its S classes, a class is held by floor or ceil of n S / C clients, and is then dealt whole."""
+    """Each client has its S classes, a class is held by floor or ceil of n S / C clients, and each of its images is held once."""
     for seed in range(5):
-        partition = deal("classes", clients, seed=seed, classes_per_client=per_client)
+        partition = partitioned("classes", clients, seed=seed, classes_per_client=per_client)
         counts = partition.counts(TRAIN, 10)
         assert ((counts > 0).sum(axis=1) == per_client).all() and disjoint(partition.train)
         holders = (counts > 0).sum(axis=0)
@@ -138,7 +144,7 @@ def test_classes_as_published_deals_a_class_twice() -> None:
     two, five = (
         np.concatenate(
             [
-                (deal("classes", 100, seed=seed, classes_per_client=s, distinct=False).counts(TRAIN, 10) > 0).sum(axis=1)
+                (partitioned("classes", 100, seed=seed, classes_per_client=s, distinct=False).counts(TRAIN, 10) > 0).sum(axis=1)
                 for seed in range(30)
             ]
         )
@@ -149,7 +155,7 @@ def test_classes_as_published_deals_a_class_twice() -> None:
 
 
 def test_all_test_images_of_the_classes_weighted() -> None:
-    partition = deal("classes", 100, distinct=False)  # ten test images a client: too few, so that auto takes all of the class
+    partition = partitioned("classes", 100, distinct=False)  # ten test images each: auto takes all of the class
     assert partition.test_weights is not None
     proportions = partition.counts(TRAIN, 10) / 60
     for client, (indices, weights) in enumerate(zip(partition.test, partition.test_weights, strict=True)):
@@ -158,10 +164,10 @@ def test_all_test_images_of_the_classes_weighted() -> None:
 
 
 def test_auto_takes_shares_from_twenty_images_on() -> None:
-    assert deal("iid", 50).test_weights is None
-    assert deal("iid", 51).test_weights is not None
-    assert deal("iid", 51, test="disjoint").test_weights is None
-    assert deal("iid", 5, test="all_of_class").test_weights is not None
+    assert partitioned("iid", 50).test_weights is None
+    assert partitioned("iid", 51).test_weights is not None
+    assert partitioned("iid", 51, test="disjoint").test_weights is None
+    assert partitioned("iid", 5, test="all_of_class").test_weights is not None
 
 
 def test_all_of_class_leaves_out_classes_without_test_images() -> None:
@@ -173,7 +179,7 @@ def test_all_of_class_leaves_out_classes_without_test_images() -> None:
 
 
 def test_clients_of_the_same_classes_share_one_list_also_in_the_file(tmp_path: Path) -> None:
-    partition = deal("iid", 100, test="all_of_class")
+    partition = partitioned("iid", 100, test="all_of_class")
     partition.save(tmp_path / "partition.safetensors")
     assert (tmp_path / "partition.safetensors").stat().st_size < 10 * 8 * (len(TRAIN) + len(TEST))
     for held in (partition, Partition.load(tmp_path / "partition.safetensors")):
@@ -182,7 +188,7 @@ def test_clients_of_the_same_classes_share_one_list_also_in_the_file(tmp_path: P
 
 @pytest.mark.slow
 def test_validation_comes_out_of_the_training_data_and_changes_nothing_else() -> None:
-    whole, carved = deal("class_dir", 20), deal("class_dir", 20, validation=0.1)
+    whole, carved = partitioned("class_dir", 20), partitioned("class_dir", 20, validation=0.1)
     for all_of_it, train, held in zip(whole.train, carved.train, carved.validation, strict=True):
         assert len(held) == round(0.1 * len(all_of_it))
         assert np.array_equal(np.sort(np.concatenate([train, held])), all_of_it)
@@ -191,33 +197,33 @@ def test_validation_comes_out_of_the_training_data_and_changes_nothing_else() ->
 
 
 def test_validation_leaves_a_training_sample() -> None:
-    partition = deal("iid", 3000, validation=0.9)
+    partition = partitioned("iid", 3000, validation=0.9)
     assert {len(indices) for indices in partition.train} == {1}
 
 
 @pytest.mark.slow
 def test_dirichlet_retries_and_gives_up() -> None:
-    assert min(len(indices) for indices in deal("dirichlet", 10, alpha=0.5, min_samples=50).train) >= 50
+    assert min(len(indices) for indices in partitioned("dirichlet", 10, alpha=0.5, min_samples=50).train) >= 50
     with pytest.raises(UsageError, match="min_samples"):
-        deal("class_dir", 100, alpha=0.01, min_samples=10)
-    assert any(not len(indices) for indices in deal("class_dir", 100, alpha=0.01).train)
+        partitioned("class_dir", 100, alpha=0.01, min_samples=10)
+    assert any(not len(indices) for indices in partitioned("class_dir", 100, alpha=0.01).train)
 
 
 @pytest.mark.slow
 def test_dirichlet_capacity() -> None:
-    largest = [max(map(len, deal("class_dir", 10, alpha=0.1, capacity=capacity).train)) for capacity in (True, False)]
+    largest = [max(map(len, partitioned("class_dir", 10, alpha=0.1, capacity=capacity).train)) for capacity in (True, False)]
     assert largest[0] <= 600 + 600 < largest[1]  # at most one more class once at the even share
 
 
 @pytest.mark.slow
 def test_dirichlet_says_when_a_class_has_nowhere_to_go() -> None:
     with pytest.raises(UsageError, match="capacity"):  # whatever numpy's stream is, one of so many seeds does it
-        [deal("class_dir", 2, alpha=0.001, seed=seed) for seed in range(5, 200)]
+        [partitioned("class_dir", 2, alpha=0.001, seed=seed) for seed in range(5, 200)]
 
 
 def test_class_dir_min1_as_released() -> None:
     """FedDUAL 2.2 (alpha 0.01, 100 clients): every client holds every class, many hold ten images, one each."""
-    partition = deal("class_dir_min1", 100, train=CIFAR, tests=CIFAR_TEST, alpha=0.01)
+    partition = partitioned("class_dir_min1", 100, train=CIFAR, tests=CIFAR_TEST, alpha=0.01)
     assert (partition.counts(CIFAR, 10) >= 1).all()
     sizes = np.array([len(indices) for indices in partition.train])
     assert 25 <= (sizes == 10).sum() <= 60
@@ -226,7 +232,7 @@ def test_class_dir_min1_as_released() -> None:
 
 
 def test_hsu_client_equal_sizes_and_skew() -> None:
-    hard, easy = (deal("hsu_client", 100, train=CIFAR, tests=CIFAR_TEST, alpha=alpha) for alpha in (0.01, 1000.0))
+    hard, easy = (partitioned("hsu_client", 100, train=CIFAR, tests=CIFAR_TEST, alpha=alpha) for alpha in (0.01, 1000.0))
     assert {len(indices) for indices in hard.train + easy.train} == {500}
     assert (hard.counts(CIFAR, 10).max(axis=1) > 450).mean() > 0.85
     assert np.quantile(easy.counts(CIFAR, 10).max(axis=1), 0.95) < 90  # the last served take what is left
@@ -234,15 +240,15 @@ def test_hsu_client_equal_sizes_and_skew() -> None:
 
 @pytest.mark.slow
 def test_shards() -> None:
-    partition = deal("shards", 100, shards_per_client=2)
+    partition = partitioned("shards", 100, shards_per_client=2)
     assert {len(indices) for indices in partition.train} == {60}
     assert (partition.counts(TRAIN, 10) > 0).sum(axis=1).max() <= 2
-    assert {len(indices) for indices in deal("shards", 7).train} == {2 * (6000 // 14)}
+    assert {len(indices) for indices in partitioned("shards", 7).train} == {2 * (6000 // 14)}
 
 
 @pytest.mark.slow
 def test_one_class() -> None:
-    held = deal("one_class", 25).counts(TRAIN, 10) > 0
+    held = partitioned("one_class", 25).counts(TRAIN, 10) > 0
     assert (held.argmax(axis=1) == np.arange(25) % 10).all() and (held.sum(axis=1) == 1).all()
 
 
@@ -252,7 +258,7 @@ def letters() -> np.ndarray:
 
 
 def test_lognormal(letters: np.ndarray) -> None:
-    partition = deal("lognormal", 150, train=letters, classes_per_client=3)
+    partition = partitioned("lognormal", 150, train=letters, classes_per_client=3)
     together = [np.concatenate(parts) for parts in zip(partition.train, partition.test, strict=True)]
     sizes = np.array([len(indices) for indices in together])
     assert disjoint(together) and partition.test_split == "train"
@@ -265,7 +271,7 @@ def test_lognormal(letters: np.ndarray) -> None:
 def test_lognormal_shrinks_a_short_class_in_proportion(letters: np.ndarray) -> None:
     short = letters[~((letters == 4) & (np.cumsum(letters == 4) > 600))]
     full, shrunk = (
-        (p := deal("lognormal", 150, train=labels, classes_per_client=3)).counts(labels, 10) + p.counts(labels, 10, "test")
+        (p := partitioned("lognormal", 150, train=labels, classes_per_client=3)).counts(labels, 10) + p.counts(labels, 10, "test")
         for labels in (letters, short)
     )
     others = np.arange(10) != 4
@@ -277,7 +283,7 @@ def test_lognormal_shrinks_a_short_class_in_proportion(letters: np.ndarray) -> N
 
 def test_lognormal_with_reuse_leaks(letters: np.ndarray) -> None:
     """MpFedcon's released partition: few distinct images, and almost all test images are in another client's training set."""
-    partition = deal("lognormal", 150, train=letters, classes_per_client=3, reuse=True)
+    partition = partitioned("lognormal", 150, train=letters, classes_per_client=3, reuse=True)
     together = np.concatenate(partition.train + partition.test)
     assert len(np.unique(together)) < 0.15 * len(together)
     leaked = []
@@ -285,7 +291,7 @@ def test_lognormal_with_reuse_leaks(letters: np.ndarray) -> None:
         others = np.concatenate([train for other, train in enumerate(partition.train) if other != client])
         leaked.append(np.isin(test, others).mean())
     assert np.mean(leaked) > 0.95
-    assert partition.hash() != deal("lognormal", 150, train=letters, classes_per_client=3).hash()
+    assert partition.hash() != partitioned("lognormal", 150, train=letters, classes_per_client=3).hash()
 
 
 @pytest.mark.parametrize(
@@ -304,25 +310,25 @@ def test_lognormal_with_reuse_leaks(letters: np.ndarray) -> None:
 )
 def test_what_cannot_be_dealt_is_said_in_one_line(name: str, clients: int, options: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says) as error:
-        deal(name, clients, **options)
+        partitioned(name, clients, **options)
     assert "\n" not in str(error.value) and str(error.value).startswith(name)
 
 
 def test_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(UnknownName, match="did you mean 'dirichlet'"):
-        deal("dirichelt", 10)
+        partitioned("dirichelt", 10)
 
 
 def test_the_partition_has_its_own_seed() -> None:
-    assert deal("iid", 10, seed=3).hash() != deal("iid", 10, seed=4).hash()
+    assert partitioned("iid", 10, seed=3).hash() != partitioned("iid", 10, seed=4).hash()
     fixed = DataConfig.model_validate({"clients": 10, "partition": {"name": "iid", "seed": 3}})
-    assert make_partition(TRAIN, TEST, 10, fixed, 4).hash() == deal("iid", 10, seed=3).hash()
+    assert make_partition(TRAIN, TEST, 10, fixed, 4).hash() == partitioned("iid", 10, seed=3).hash()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"test": "disjoint"}, {"test": "all_of_class"}])
 def test_file_round_trip(tmp_path: Path, options: dict[str, Any]) -> None:
-    partition = deal("class_dir", 30, alpha=0.05, validation=0.2, **options)
+    partition = partitioned("class_dir", 30, alpha=0.05, validation=0.2, **options)
     partition.save(tmp_path / "partition.safetensors")
     back = Partition.load(tmp_path / "partition.safetensors")
     assert back.hash() == partition.hash() and back.clients == 30
@@ -333,7 +339,7 @@ def test_file_round_trip(tmp_path: Path, options: dict[str, Any]) -> None:
 
 def test_damaged_file(tmp_path: Path) -> None:
     path = tmp_path / "partition.safetensors"
-    deal("iid", 10).save(path)
+    partitioned("iid", 10).save(path)
     whole = path.read_bytes()
     for damaged in (whole[:100], b"", whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]):
         path.write_bytes(damaged)
@@ -348,7 +354,7 @@ def test_damaged_file(tmp_path: Path) -> None:
 
 def test_l_dawas_code_gives_these_sizes() -> None:
     """CIFAR-10, 10 clients, alpha 0.1, its seed; 35 images are held by no client."""
-    partition = deal("class_dir_floor", 10, train=CIFAR, tests=CIFAR_TEST, seed=15, alpha=0.1, test="all_of_class")
+    partition = partitioned("class_dir_floor", 10, train=CIFAR, tests=CIFAR_TEST, seed=15, alpha=0.1, test="all_of_class")
     assert [len(held) for held in partition.train] == [5839, 163, 2477, 5706, 8780, 7183, 8519, 6518, 2978, 1802]
     assert partition.distinct() == 49_965 and disjoint(partition.train)
 
@@ -356,4 +362,4 @@ def test_l_dawas_code_gives_these_sizes() -> None:
 def test_an_alpha_that_its_generator_cannot_draw_is_refused() -> None:
     """All draws of a class are 0, and their shares no numbers; whole classes were held by nobody."""
     with pytest.raises(UsageError, match=r"alpha = 0\.0005 is too small"):
-        deal("class_dir_floor", 2, alpha=0.0005)
+        partitioned("class_dir_floor", 2, alpha=0.0005)

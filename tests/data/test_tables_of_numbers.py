@@ -20,13 +20,13 @@ from fedpriv.errors import UsageError
 def write(file: Path, header: str, *rows: str) -> DataConfig:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("\n".join([header, *rows]) + "\n")
-    return DataConfig(name=str(file))
+    return DataConfig(name=str(file), min_level=1)
 
 
 def test_numbers_are_standardised_and_categories_one_hot(tmp_path: Path) -> None:
     write(tmp_path / "d" / "train.csv", "age,sex,label", "1,f,no", "2,m,no", "3,f,yes", "6,f,yes")
     write(tmp_path / "d" / "test.csv", "age,sex,label", "3,m,no", "9,x,yes")
-    found = load_data(DataConfig(name=str(tmp_path / "d")))
+    found = load_data(DataConfig(name=str(tmp_path / "d"), min_level=1))
     assert found.vectors is not None
     ages = np.array([1, 2, 3, 6.0])
     assert found.vectors[0][:, 0].tolist() == pytest.approx((ages - 3) / ages.std(), abs=1e-6)
@@ -34,14 +34,16 @@ def test_numbers_are_standardised_and_categories_one_hot(tmp_path: Path) -> None
     assert found.vectors[1][:, 1:].tolist() == [[0, 1, 0], [0, 0, 1]]
     assert float(found.vectors[1][1, 0]) == pytest.approx((9 - 3) / ages.std())
     assert found.default_model == "mlp" and found.input_shape == (4,) and found.classes == ("no", "yes")
-    assert any("no epsilon covers them" in line for line in found.notes)
+    assert found.notes[-1] == (
+        "column 'sex': 1 test rows have a level that no training row has ('x'); it is read as all other levels are"
+    )
 
 
 def test_missing_values(tmp_path: Path) -> None:
     rows = [f"{age},{sex},{i % 2}" for i, (age, sex) in enumerate([("1", "f"), ("", "f"), ("3", ""), ("5", "f")] * 5)]
     write(tmp_path / "d" / "train.csv", "age,sex,label", *rows)
     write(tmp_path / "d" / "test.csv", "age,sex,label", ",,0", "3,f,1")
-    train, test = load_data(DataConfig(name=str(tmp_path / "d"))).vectors or ()
+    train, test = load_data(DataConfig(name=str(tmp_path / "d"), min_level=1)).vectors or ()
     assert train.shape == (20, 5)  # age, missing; f, none, other
     assert train[1, :2].tolist() == [0, 1] and train[0, 1] == 0 and train[2, 2:].tolist() == [0, 1, 0]
     assert test[0].tolist() == [0, 1, 0, 1, 0] and test[1].tolist() == [0, 0, 1, 0, 0]
@@ -51,7 +53,7 @@ def test_a_column_that_is_constant_in_training_is_zero_there_and_a_difference_el
     """The mean of 300 times 0.1 is not 0.1, so that the deviation is not 0 either."""
     write(tmp_path / "d" / "train.csv", "a,b,label", *(f"{i % 4},0.1,{i % 2}" for i in range(300)))
     write(tmp_path / "d" / "test.csv", "a,b,label", "1,0.2,0", "2,0.1,1")
-    train, test = load_data(DataConfig(name=str(tmp_path / "d"))).vectors or ()
+    train, test = load_data(DataConfig(name=str(tmp_path / "d"), min_level=1)).vectors or ()
     assert train[:, 1].abs().max() == 0 and test[:, 1].tolist() == pytest.approx([0.1, 0])
 
 
@@ -222,7 +224,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options += ["--rounds", "3", "--lr", "0.1", "--tracking-uri", "none", "--run-dir", str(folder / "run")]
     result = CliRunner().invoke(main, ["train", *options])
     assert result.exit_code == 0, result.output
-    assert "statistics of all clients" in result.output
+    assert "each client sends statistics of its training rows" in result.output
     return folder / "run"
 
 

@@ -103,13 +103,18 @@ def test_a_server_names_no_other_files(tmp_path: Path) -> None:
         play_apart(tmp_path / "run", "fedavg", **{**TEXTS, "model.encoder": str(tmp_path)})
 
 
-def test_own_images_need_pixels_unit(tmp_path: Path) -> None:
+def test_own_images_are_scaled_once_all_clients_are_known(tmp_path: Path) -> None:
     write_folder(tmp_path / "photos", list(pixels(40, 8, 8)), [0, 1] * 20)
     own, asked = Source(str(tmp_path / "photos")), {"data.limit": None, "data.partition.name": "iid"}
-    error = described(tmp_path, own, **asked).error
-    assert error is not None and error.startswith("its images would be standardised") and "--set data.pixels=unit" in error
-    assert described(tmp_path, own, **asked, **{"data.pixels": "unit"}).error is None
-    assert described(tmp_path, Source(own.name, share="partition"), **asked).error is None
+    (facts,) = described(tmp_path, own, **asked).entries
+    assert facts["unscaled"] == {"columns": (), "channels": 1, "images": True, "arrays": None} and facts["form"]["shape"] == (
+        1,
+        8,
+        8,
+    )
+    for source, more in ((own, {"data.pixels": "unit"}), (Source("digits"), {})):
+        (facts,) = described(tmp_path, source, **asked, **more).entries
+        assert facts["unscaled"] is None
 
 
 class Reading(Loopback):

@@ -35,7 +35,7 @@ def test_cells_are_laid_over_the_base(tmp_path: Path) -> None:
         ({}, "cell a of .*: no attacker"),
         ({**HEAD_FREE, "victim": {"layers": 1, "masked": 2}}, "cell a .*2 masked of 1 linear layers"),
         ({**HEAD_FREE, "victim": {"masked": 0, "convolutions": 1}}, "masked must equal layers"),
-        ({**HEAD_FREE, "victim": {"batch": 3}}, "4 images cannot be dealt in batches of 3"),
+        ({**HEAD_FREE, "victim": {"batch": 3}}, "4 images cannot be divided into batches of 3"),
         ({"attacker": {"name": "idlg-label"}, "victim": {"batch": 2}}, "idlg-label infers the label of one image"),
         ({**HEAD_FREE, "defence": [{"name": "gaussian", "variance": -1}]}, r"cell a .*defence\[0\] \(gaussian\): variance = -1"),
         ({**HEAD_FREE, "defence": [{"name": "gauss"}]}, r"cell a .*'gauss'.*gaussian"),

@@ -51,7 +51,7 @@ class Round:
     def sum(self) -> Array:
         active = list(self.uploads)
         gone = [number for number in self.shared if number not in self.uploads]
-        return unmasked(self.uploads, self.shared, self.keys, self.revealed(active, gone), self.label)
+        return decoded(unmasked(self.uploads, self.shared, self.keys, self.revealed(active, gone), self.label))
 
     def revealed(self, active: Collection[int], dropped: Collection[int]) -> dict[int, dict[int, bytes]]:
         """What active clients that are told the same reveal."""

@@ -231,13 +231,17 @@ ANSWERS: list[tuple[str, Callable[[Answer], Answer], str]] = [
     ("absurd samples", lambda answer: reported(answer, num_examples=10**12), "it reports 1000000000000 samples, not 1 to"),
     ("another number", lambda answer: reported(answer, num_examples=1), "it reports 1 samples and declared"),
     ("two numbers", lambda answer: changed(answer, {}, num_examples=1), "it uploads 1 samples and reports"),
-    ("steps of DP-SGD", lambda answer: reported(answer, spent=[(0.5, 3)]), "it reports steps of DP-SGD in a run without"),
+    (
+        "steps of DP-SGD",
+        lambda answer: reported(answer, spent=[(0.5, 3)]),
+        "it reports DP-SGD steps, but the run has no sample-level DP",
+    ),
     ("a number of the server", lambda answer: reported(answer, numbers={"global_accuracy": 1.0}), "it reports global_accuracy"),
     ("a huge number", lambda answer: reported(answer, numbers={"x": -1e300}), "number/x of its report is -1e+300"),
     ("a huge loss", lambda answer: reported(answer, loss=1e308), "loss of its report is 1e+308"),
     ("infinite loss", lambda answer: reported(answer, loss=math.inf), "loss of its report is not finite"),
     ("no upload", lambda answer: replace(answer, upload=None), "it uploads nothing"),
-    ("upload of nothing", lambda answer: reported(answer, diverged=True), "it uploads although it diverged"),
+    ("upload of nothing", lambda answer: reported(answer, diverged=True), "it uploads, but it diverged"),
     ("upload as report", lambda answer: replace(answer, report=answer.upload), "it is not a report"),  # type: ignore[arg-type]
 ]
 
@@ -283,7 +287,7 @@ def test_steps_of_dp_sgd_that_are_not_those_of_the_update_are_refused_and_these_
     answers = [reported(answer, spent=spent(due)) if answer.client == 2 else answer for answer in second.answers]
     after = second.of(answers)
     assert same(after, second.without(2)) and not same(after, second.whole)
-    reason = f"it reports other steps of DP-SGD than a local update on {size} samples does"
+    reason = f"its DP-SGD steps are not those of a local update on {size} samples"
     assert after[2]["refused"] == [{"client": 2, "reason": reason}]
     assert second.simulation.progress.privacy["2"] == booked
 
@@ -297,7 +301,7 @@ def test_a_update_that_diverges_has_spent_the_phases_that_it_began(simulate: Sim
         return second.of([broken if answer.client == 2 else answer for answer in second.answers])
 
     assert "refused" not in diverged(due[:1])[2] and "refused" not in diverged(due)[2]
-    assert "other steps of DP-SGD" in diverged(due[1:])[2]["refused"][0]["reason"]
+    assert "its DP-SGD steps are not" in diverged(due[1:])[2]["refused"][0]["reason"]
 
 
 def test_a_phase_of_no_epochs_spends_nothing_and_is_not_refused(simulate: Simulate) -> None:

@@ -320,7 +320,7 @@ def _attacker(name: str, options: Mapping[str, Any]) -> Attacker[ImageAttack]:
 
 @dataclass(frozen=True, kw_only=True)
 class _UnknownImages(Images):
-    """A message whose images are not known: they are empty, and its labels are those that are known, or all differ.
+    """A message whose images are not known: the images are placeholders; labels are the given ones, else all different.
 
     Attributes:
         weights: those that the client began with, hidden ones too.
@@ -343,8 +343,10 @@ class _UnknownImages(Images):
         return mount(attacker, part, seed)
 
     def judge(self, attacker: Attacker[ImageAttack], mounted: Mounted[Reconstruction], trial: Trial) -> ImageAttempt:
-        """The result, with reasons where the message is harder than those of the controls; after several local steps, which these
-        may lack, the control on the same net decides."""
+        """The result, with reasons where the message is harder than those of the controls.
+
+        The controls may have fewer local steps than the message; then the control on the same net decides.
+        """
         (result,), attack, (seen,) = mounted.results, attacker.attack, mounted.first
         assert isinstance(result, Reconstruction), "the one message was not refused"
         attempt = ImageAttempt(attacker, result, controls=mounted.controls)

@@ -122,7 +122,9 @@ RULES: Mapping[str, Rule] = {
         lambda observation, samples: _counted(embedding_counts(observation, _guessed(observation, samples))),
     ),
     "last layer: least squares on public samples": Rule(
-        "the gradient is about the mean of those of public samples of each class, by the shares of the classes", _public_counts
+        "the gradient is about a mix of the mean gradients of public samples of each class; the mixing weights are the class "
+        "shares",
+        _public_counts,
     ),
 }
 """By name."""

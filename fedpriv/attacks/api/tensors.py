@@ -35,8 +35,9 @@ def read_message(model: nn.Module, given: Gradient) -> Message:
 
     Args:
         given: by name, or a list in the order of the net's parameters, of those that are trained, or of its ``state_dict``, with
-            or without whole numbers (BatchNorm's counts of batches); ``None`` for what was not sent. All names may have one
-            prefix that the net's lack, such as ``module.`` of ``DistributedDataParallel``, ``model.`` of Lightning, or lack one.
+            or without whole numbers (BatchNorm's counts of batches); ``None`` for what was not sent. All sent names
+            may have one prefix that the net's names lack, such as ``module.`` of ``DistributedDataParallel`` or ``model.`` of
+            Lightning, or lack one that the net's names have.
 
     Raises:
         ValueError: names, number or shapes are not those of the net's tensors, a parameter is not finite, or none was sent.
@@ -103,7 +104,10 @@ def _by_names(
 
 
 def _prefix(sent: Sequence[str], known: Mapping[str, Tensor]) -> tuple[str, bool]:
-    """The prefix of all sent names before the net's, or (``True``) of the net's names before those; empty: none, or several."""
+    """The prefix that sent names have and the net's lack; with ``True``, the one that the net's names have and the sent lack.
+
+    Empty if there is none, or if several are possible.
+    """
     if not sent or all(name in known for name in sent):
         return "", False
     ends = [name for name in known if sent[0].endswith(f".{name}")]

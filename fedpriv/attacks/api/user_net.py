@@ -24,8 +24,8 @@ class UserNet:
 
     Attributes:
         split: the net's parts, as copies.
-        names: of every parameter and buffer, the net's name -> the split's (``fc.weight`` -> ``top.weight``); of tied ones, the
-            name that the first of them has there.
+        names: of every parameter and buffer, the net's name -> the split's (``fc.weight`` -> ``top.weight``); tied tensors map to
+            the split's name of the first.
         head: name of the module that is the head.
         classes: number of logits.
     """

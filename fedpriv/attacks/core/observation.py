@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.attacks.core.altered import UNALTERED, Altered
+from fedpriv.attacks.core.columns import RowEncoding
 
 Kind = Literal["gradient", "change"]
 Top = Literal["unknown", "initial", "current"]
@@ -82,11 +83,11 @@ class ThreatModel:
     download: Download = "honest"
     public: bool = False
 
-    def sentences(self, images: bool = True) -> list[str]:
+    def sentences(self, samples: Literal["images", "texts", "rows"] = "images") -> list[str]:
         """The threat model in sentences.
 
         Args:
-            images: whether the samples are images, which are normalised, and not texts.
+            samples: images are normalised, and the cells of rows are encoded.
         """
         tops = {
             "unknown": "does not know the layers that are not shared",
@@ -100,9 +101,13 @@ class ThreatModel:
         }
         rest = [yes if getattr(self, name) else no for name, (yes, no) in others.items()]
         sees = "sees the payload, the architecture and the weights that were sent to the client"
-        given = ["is given the means and standard deviations by which images are normalised"] if images else []
+        given = {
+            "images": ["is given the means and standard deviations by which images are normalised"],
+            "texts": [],
+            "rows": ["is given the means, standard deviations and levels by which columns are encoded"],
+        }[samples]
         malice = ["is malicious: it altered the weights that it sent to the client"] if self.download == "altered" else []
-        has = ["has public images of the same kind, with labels"] if self.public else []
+        has = [f"has public {samples} of the same kind, with labels"] if self.public else []
         return [*malice, sees, *given, tops[self.top], *rest, *has]
 
 
@@ -253,23 +258,24 @@ class Observation:
         weights: the weights that the client began with, by the same names; those of ``top`` as far as the threat model allows.
         net: the architecture, with NaN for every parameter (:func:`blank`); BatchNorm is in training mode where the client
             normalised by the batch (:func:`in_clients_mode`).
-        input_shape: ``(C, H, W)`` of one sample; of text ``(L,)``, the maximum number of tokens.
+        input_shape: ``(C, H, W)`` of one sample; of text ``(L,)``, the maximum number of tokens; of a table's rows ``(F,)``.
         mean, std: per channel, of the client's normalisation: ``net`` gets ``(image - mean) / std`` for an image in [0, 1].
         num_examples: number of samples behind the message; ``None`` where the attacker does not know it.
         schedule: ``None`` where the attacker does not know it.
         labels: ``(n,)``; ``None`` unless the threat model gives them.
         statistics: what else was sent (class centres, counts), by name.
-        text: set for nets that read text; ``None`` for images.
-        loss: the client's loss in words, unless it is a cross-entropy on labels, with or without further terms.
+        text: set for nets that read text; ``None`` for others.
+        encoding: set for nets that read rows of a table: what the entries of a row are, on which server and clients agreed;
+            ``None`` for others.
+        loss: the client's loss in words; ``None`` for a cross-entropy on labels (further terms do not matter).
         altered: the effect of the message's transforms on ``shared``; every attack takes it into account.
-        public: ``None`` unless the threat model gives them, or where there are none.
+        public: given only if the threat model allows it and there are any; else ``None``.
         control_differences: clauses on how the message differs from those of all attacks' controls; a failure is then no
             evidence.
-        zero_gradient_change: a tensor's first weights -> their change if all their gradients are zero, for an optimiser that no
-            schedule describes; ``None`` where the attacker does not know the optimiser.
-        penalty: a tensor's first weights -> the part of its change due to weight decay alone, whatever the gradients are; only for
-            optimisers whose steps are linear in the gradients, such as SGD with clipped gradients. ``zero_gradient_change``
-            is the whole change, if all gradients are zero.
+        zero_gradient_change: a tensor's first weights -> what all steps together do to weights whose gradients are zero; for
+            any optimiser that no schedule describes. ``None`` where the attacker does not know the optimiser.
+        penalty: a tensor's first weights -> the part of its change that weight decay causes, whatever the gradients are; only for
+            optimisers whose steps are linear in the gradients, such as SGD with clipped gradients.
         buffers: the net's buffers as the client sent them, such as running means, by the names of ``net``; :attr:`weights` has
             them as the client got them.
         passes: ``None`` where the attacker does not know them.
@@ -289,6 +295,7 @@ class Observation:
     labels: Tensor | None = None
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
     text: TextFacts | None = None
+    encoding: RowEncoding | None = None
     loss: str | None = None
     altered: Altered = UNALTERED
     public: Public | None = None

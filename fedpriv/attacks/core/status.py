@@ -12,13 +12,13 @@ ReasonKind = Literal[
 """Why an attack was not run, or why its failure is no evidence.
 
 * ``does not apply``: the attack refuses the message.
-* ``too many samples``, ``too many steps``: more of them are behind a message than in its control.
+* ``too many samples``, ``too many steps``: more samples or steps are behind a message than in the attack's control.
 * ``not needed``: another attack recovered all.
 * ``control failed``; ``no control``: no control shows that it can succeed.
 * ``differs from controls``: the message is harder than those of the controls.
-* ``same net``: it fails on undefended messages of the attacked net, too.
+* ``same net``: the attack fails on undefended messages of the attacked net, too.
 * ``too few samples``: even a perfect result could be chance.
-* ``not available``: what it needs was not sent, kept or given.
+* ``not available``: what the attack needs was not sent, kept or given.
 * ``other inputs``: the net also takes inputs that the attack cannot reconstruct.
 """
 _NOT_TRIED: frozenset[ReasonKind] = frozenset(("too many samples", "too many steps", "not needed", "other inputs"))
@@ -44,9 +44,9 @@ class Status:
     """Whether an attack succeeded, and whether its failure is evidence.
 
     Attributes:
-        word: ``found``: the attack found more than guesses would. ``resisted``: it did not, and its controls show that it could
-            have. ``inconclusive``: it did not, and its failure is no evidence. ``not run``: it was not run.
-        reasons: why it was not run, or why there may be more than it found; empty where its failure is evidence.
+        word: ``found``: the attack found more than guesses would. ``resisted``: it found no more, and its controls show that it
+            could have. ``inconclusive``: it found no more, and its failure is no evidence. ``not run``: it was not run.
+        reasons: why the attack was not run, or why there may be more than it found; empty where its failure is evidence.
     """
 
     word: Literal["found", "resisted", "inconclusive", "not run"]
@@ -69,7 +69,7 @@ class Status:
 
     @property
     def is_evidence(self) -> bool:
-        """Whether it is evidence that the attack cannot find more."""
+        """Whether the attack was run and nothing casts doubt on what it missed."""
         return self.was_run and not self.reasons
 
     @property

@@ -65,7 +65,7 @@ class Candidates:
 
     Attributes:
         layer: its name.
-        is_image: whether ``values`` are images; otherwise they are the layer's inputs.
+        is_image: whether ``values`` are images or rows; otherwise they are the layer's inputs.
         values: ``(m, C, H, W)`` in [0, 1], not clipped, or ``(m, in)``.
         neurons: ``(m,)``, the neuron whose row was taken: that with the smallest error, or the largest bias gradient if there
             are no errors; -1 for all together.
@@ -143,7 +143,7 @@ def why_empty(observation: Observation) -> str | None:
     assert layer.bias is not None
     if bool((layer.bias.abs() > CERTAIN * rounding(observation, f"{layer.name}.bias")).any()):
         return None
-    return f"the gradient of {layer.name!r} is zero, which shows nothing of any image"
+    return f"the gradient of {layer.name!r} is zero, which shows nothing of any sample"
 
 
 def single_sample(observation: Observation, undo_decay: bool = True) -> list[tuple[Candidates, float]]:
@@ -202,7 +202,10 @@ def _layer(observation: Observation, layer: SharedLinear, kind: LayerInput, opti
     noise, uncertainty = rows.noise[leaders], rows.uncertainty[leaders]
     values, in_range = _checked(observation, rows.ratios[leaders], kind, options.slack, rows.deviation[leaders])
     plausible = support > 1
-    if kind.is_image:
+    if kind.is_image and observation.encoding is not None:
+        # With two classes, neurons that the same rows activate agree on a mixture of them. Its categories are not one-hot.
+        plausible = (in_range == 1) & (plausible if not observation.encoding.categories else True)
+    elif kind.is_image:
         plausible = plausible | (in_range >= options.in_range)
     plausible = plausible & (noise <= CLEAR**2)
     neurons, strong = rows.neurons[leaders], rows.strength[leaders]
@@ -231,7 +234,7 @@ class _Rows:
     Attributes:
         ratios: ``(m, in)``, 0 where an entry was not sent.
         neurons, strength: ``(m,)``, see :func:`quotients`.
-        sent: ``(m, in)``, 1 where an entry was sent, else 0; ``None``: all were.
+        sent: ``(m, in)``, 1 where an entry was sent, else 0; ``None``: all entries were sent.
         entry_error: ``(m,)``, standard deviation of an entry's error due to the weight gradient.
         factor_error: ``(m,)``, relative standard deviation of the whole row's error due to the bias gradient.
     """
@@ -259,8 +262,8 @@ class _Rows:
 
     @property
     def uncertainty(self) -> Tensor:
-        """Expected squared error of the whole row, whose entries that were not sent are unknown, as a share of its norm's square
-        ``(m,)``."""
+        """Expected squared error of the whole row ``(m,)``, relative to its squared norm; entries that were not sent count as
+        errors."""
         share = self._entries / self.ratios.shape[1]
         return 1 - share + share * self.noise
 
@@ -308,13 +311,15 @@ class _Rows:
 
 
 def _checked(observation: Observation, inputs: Tensor, kind: LayerInput, slack: float, error: Tensor) -> tuple[Tensor, Tensor]:
-    """Candidates ``(m, in)``, as images if the layer's input is one, and the share of their entries in the valid range.
+    """Candidates ``(m, in)``, as images if the layer's input is one, and the share of their entries that a true input could have.
 
     Args:
         slack: tolerance of the range.
         error: standard deviation of the candidates' errors ``(m,)``, a further tolerance.
     """
-    if kind.is_image:
+    if kind.is_image and observation.encoding is not None:
+        fits = observation.encoding.valid(inputs, slack + CERTAIN * error[:, None])
+    elif kind.is_image:
         inputs = denormalise_images(observation, inputs.reshape(-1, *observation.input_shape))
         margin = slack + CERTAIN * error[:, None, None, None] * per_channel(observation, observation.std, inputs)
         fits = (inputs >= -margin) & (inputs <= 1 + margin)

@@ -57,7 +57,7 @@ def relative(guess: Gradient, observed: ObservedGradient) -> Tensor:
 def standardised(guess: Gradient, observed: ObservedGradient) -> Tensor:
     """:func:`relative` with every tensor in units of its expected error.
 
-    Up to a factor the negative log-likelihood of Gaussian errors, as :func:`negative_log_prior` is that of the prior.
+    Up to a factor, this is the negative log-likelihood of Gaussian errors; :func:`negative_log_prior` has the same factor.
     """
     comparable_guess = comparable(guess, observed)
     missed = (
@@ -100,16 +100,17 @@ def comparable(guess: Gradient, observed: ObservedGradient) -> dict[str, Tensor]
     return {name: factor * tensor for name, tensor in comparable_guess.items()}
 
 
-def matching_loss(exact: Distance, guess: Gradient, images: Tensor, observed: ObservedGradient) -> Tensor:
+def matching_loss(exact: Distance, guess: Gradient, images: Tensor | None, observed: ObservedGradient) -> Tensor:
     """The loss of gradient matching: the distance ``exact`` if the gradient is exact, else the images' negative log posterior.
 
     Args:
-        guess: gradient of ``images``.
-        images: ``(..., C, H, W)`` in [0, 1].
+        guess: gradient of ``images``, or of other samples.
+        images: ``(..., C, H, W)`` in [0, 1]; ``None``: of samples without a prior, the negative log-likelihood.
     """
     if not observed.variance:
         return exact(guess, observed)
-    return standardised(guess, observed) + negative_log_prior(images, observed)
+    likelihood = standardised(guess, observed)
+    return likelihood if images is None else likelihood + negative_log_prior(images, observed)
 
 
 def negative_log_prior(images: Tensor, observed: ObservedGradient) -> Tensor:

@@ -23,7 +23,7 @@ class SharedLinear:
 
     Attributes:
         weight, bias: ``(out, in)`` and ``(out,)`` as sent (gradient or change); bias ``None`` if absent or masked.
-        kept: ``(out, in)``, 1 where an entry of the weight was sent, else 0; ``None``: all were.
+        kept: ``(out, in)``, 1 where an entry of the weight was sent, else 0; ``None``: all entries were sent.
         error: standard deviation of the error of an entry of the bias (noise, rounding).
     """
 
@@ -39,7 +39,7 @@ class LayerInput:
     """The kind of input that a layer gets.
 
     Attributes:
-        is_image: whether it is the flattened image itself, one vector per sample.
+        is_image: whether it is the flattened image, or the row of a table, itself, one vector per sample.
         lowest: 0 if no input is negative (after ReLU or sigmoid), else minus infinity.
         once: whether the layer gets one vector per sample and shares its weight and bias with no other layer; otherwise its
             gradient is a sum over several vectors.
@@ -194,8 +194,9 @@ def layer_input(net: nn.Module, layer: str, weights: Mapping[str, Tensor], input
 
 
 def per_channel(observation: Observation, values: tuple[float, ...], like: Tensor) -> Tensor:
-    """A value per channel as ``(C, 1, 1)``, to be broadcast over ``(..., C, H, W)``."""
-    return torch.tensor(values, dtype=like.dtype, device=like.device).expand(observation.input_shape[0]).reshape(-1, 1, 1)
+    """A value per channel as ``(C, 1, 1)``, to be broadcast over ``(..., C, H, W)``; per entry of rows, as ``(F,)``."""
+    first, *others = observation.input_shape
+    return torch.tensor(values, dtype=like.dtype, device=like.device).expand(first).reshape(-1, *[1] * len(others))
 
 
 def denormalise_images(observation: Observation, x: Tensor) -> Tensor:

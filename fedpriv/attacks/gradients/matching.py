@@ -19,7 +19,7 @@ from fedpriv.attacks.core.reconstruction import Inapplicable, differentiating_tw
 from fedpriv.attacks.gradients.batching import vmap_or_loop
 from fedpriv.attacks.gradients.distances import Distance, ObservedGradient, matching_loss
 from fedpriv.attacks.gradients.multistep import as_gradient, decay_before_clipping
-from fedpriv.attacks.gradients.variables import Layout, Pixels
+from fedpriv.attacks.gradients.variables import Cells, Layout, Pixels
 
 Data = dict[str, Tensor]
 """Tensors by name, one per reconstruction: ``(N, ...)``; within ``vmap`` without the first dimension."""
@@ -100,7 +100,7 @@ class Case:
     samples: int
     shape: tuple[int, ...]
     classes: int
-    pixels: Pixels
+    pixels: Pixels | Cells
     labels: Tensor | None
     rescaled: bool
     kept: Data
@@ -136,10 +136,11 @@ class Case:
         return not self.variance
 
     def distance(self, exact: Distance, guess: Data, unknown: Tensor, data: Data) -> Tensor:
-        """:func:`matching_loss` of the gradient ``guess`` of one reconstruction's images, given by their unknowns."""
+        """:func:`matching_loss` of one reconstruction, from its gradient ``guess``; images are computed from ``unknown``."""
         observed, decay = self._observed(data, list(guess)), under("decay:", data)
         corrected = {name: tensor + decay[name] if name in decay else tensor for name, tensor in guess.items()}
-        return matching_loss(exact, corrected, self.pixels.image(unknown), observed)
+        images = self.pixels.image(unknown) if isinstance(self.pixels, Pixels) else None
+        return matching_loss(exact, corrected, images, observed)
 
     def data(self) -> Data:
         """The data of the losses, for every reconstruction."""
@@ -191,7 +192,7 @@ def build_case(observations: Sequence[Observation], bounded: bool, scale_free: b
     """Combine observations into a case.
 
     Args:
-        bounded: keep images in [0, 1] (:class:`Pixels`).
+        bounded: keep images in [0, 1] (:class:`Pixels`); rows of a table are within their columns (:class:`Cells`).
         scale_free: whether the distance ignores a factor, as the cosine does; otherwise a weight change needs a known schedule.
 
     Raises:
@@ -241,7 +242,7 @@ def build_case(observations: Sequence[Observation], bounded: bool, scale_free: b
         samples,
         tuple(first.input_shape),
         first.classes,
-        Pixels(mean, std, bounded),
+        Pixels(mean, std, bounded) if first.encoding is None else Cells.of(first.encoding, dtype),
         labels,
         rescaled,
         kept,

@@ -63,7 +63,8 @@ def mean_gradient(
 ) -> dict[str, Tensor]:
     """Weighted mean of the K gradients, by name.
 
-    With weight decay the ``c_k`` of weights and biases, and so row ratios, differ by a share of about ``lr K d / (1 - m)``.
+    If weights and biases decay differently, their ``c_k`` differ by a share of about ``lr K d / (1 - m)``, and row ratios are off
+    by as much.
 
     Args:
         weights: the weights before the first step; needed if there is weight decay.

@@ -23,13 +23,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.gradients.linear import SharedLinear
+from fedpriv.attacks.gradients.analytic import require_invertible_layers
+from fedpriv.attacks.gradients.linear import SharedLinear, is_rectified
+from fedpriv.attacks.gradients.multistep import as_gradient, rounding
 from fedpriv.attacks.gradients.rank import noise_level, rank
 
 LEAST_ACTIVE = (0.5, 0.25, 0.12)
-"""Shares of the neurons, the least active for a mixture, whose rows give a start; used in turn."""
+"""A start is the kernel of the rows of this share of the neurons: those least active for a mixture. Values are used in turn."""
 BATCH = 64
 """Number of starts per batch."""
 PATIENCE = 6
@@ -41,7 +44,7 @@ ZERO = 1e-4
 DEVIATIONS = 4.0
 """With noise, entries below this many standard deviations of their error count as zeros."""
 SPARE = 0.03
-"""Zeros that a direction must have beyond those that any direction can have, as a share of the neurons."""
+"""Zeros that a direction must have in excess of what every direction can be given, as a share of the neurons."""
 SAME = 0.01
 """Directions whose zeros differ in at most this share of the neurons are the same."""
 SURE = 0.98
@@ -83,6 +86,29 @@ class RecoveredInputs:
     inputs: Tensor
     agreement: Tensor
     rank: int
+
+
+def rectified_layer(observation: Observation) -> tuple[SharedLinear, float]:
+    """The first linear layer, which is fed the samples and followed by ReLU, with its gradient; and the standard deviation of an
+    entry's error.
+
+    Raises:
+        Inapplicable: there is no such layer, or not all of it is known.
+    """
+    gradient = as_gradient(observation)
+    first, kind = require_invertible_layers(gradient)[0]
+    name = f"{first.name}.weight"
+    if not kind.is_image:
+        raise Inapplicable(
+            f"the input of {first.name!r} is features, not the {'image' if observation.encoding is None else 'row'}"
+        )
+    if name not in gradient.weights or f"{first.name}.bias" not in gradient.weights:
+        raise Inapplicable(f"the weights of {first.name!r} at which the client began are not known")
+    if not is_rectified(gradient, first.name):
+        raise Inapplicable(f"no ReLU follows {first.name!r}, so no entry of the gradient at its output is zero")
+    if first.kept is not None:
+        raise Inapplicable(f"entries of {first.name!r} were not sent, so the gradient's rank does not show the samples")
+    return first, (gradient.altered.variance.get(name, 0.0) + rounding(observation, name) ** 2) ** 0.5
 
 
 def projected(layer: SharedLinear, most: int, error: float = 0.0) -> tuple[Tensor, Tensor, int]:

@@ -21,9 +21,9 @@ from fedpriv.attacks.gradients.analytic import (
     single_sample,
     why_empty,
 )
-from fedpriv.attacks.gradients.linear import SharedLinear, denormalise_images, is_rectified
-from fedpriv.attacks.gradients.multistep import as_gradient, rounding
-from fedpriv.attacks.gradients.spear import SpearOptions, projected, unmix
+from fedpriv.attacks.gradients.linear import denormalise_images, is_rectified
+from fedpriv.attacks.gradients.multistep import as_gradient
+from fedpriv.attacks.gradients.spear import SpearOptions, projected, rectified_layer, unmix
 from fedpriv.attacks.image.feature_inversion import InversionOptions, invert_features
 from fedpriv.attacks.image.unrolled import UnrolledOptions, unroll
 from fedpriv.attacks.lab.setting import Setting
@@ -133,7 +133,7 @@ class Spear(SpearOptions, ImageAttack):
     @staticmethod
     def check(observation: Observation) -> None:
         """See :class:`fedpriv.attacks.attack.Attack`."""
-        layer, error = Spear._layer(observation)
+        layer, error = rectified_layer(observation)
         if not why_empty(observation):  # else another message may reveal something
             projected(layer, SpearOptions.most, error)
 
@@ -142,24 +142,8 @@ class Spear(SpearOptions, ImageAttack):
         """See :class:`fedpriv.attacks.attack.Attack`."""
         return why_empty(observation)
 
-    @staticmethod
-    def _layer(observation: Observation) -> tuple[SharedLinear, float]:
-        """The first linear layer with its gradient, and the standard deviation of an entry's error."""
-        gradient = as_gradient(observation)
-        first, kind = require_invertible_layers(gradient)[0]
-        name = f"{first.name}.weight"
-        if not kind.is_image:
-            raise Inapplicable(f"the input of {first.name!r} is features, not the image")
-        if name not in gradient.weights or f"{first.name}.bias" not in gradient.weights:
-            raise Inapplicable(f"the weights of {first.name!r} at which the client began are not known")
-        if not is_rectified(gradient, first.name):
-            raise Inapplicable(f"no ReLU follows {first.name!r}, so no entry of the gradient at its output is zero")
-        if first.kept is not None:
-            raise Inapplicable(f"entries of {first.name!r} were not sent, so the gradient's rank does not show the samples")
-        return first, (gradient.altered.variance.get(name, 0.0) + rounding(observation, name) ** 2) ** 0.5
-
     def _reconstruct(self, observation: Observation, seed: int) -> SingleReconstruction:
-        layer, error = self._layer(observation)
+        layer, error = rectified_layer(observation)
         if why := why_empty(observation):
             raise Empty(why)
         weight, bias = (observation.weights[f"{layer.name}.{kind}"] for kind in ("weight", "bias"))

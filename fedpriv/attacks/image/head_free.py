@@ -204,8 +204,8 @@ def _source(
     """The layer at whose output the signal is known, and how.
 
     Returns:
-        ``"bias"``: from a linear layer's bias gradient; ``"begun"``: approximately, as that has errors; ``"projection"``: from a
-        convolution's weight gradient; ``"unknown"``, without a layer.
+        ``"bias"``: from a linear layer's bias gradient; ``"begun"``: the same, but only as a starting value, since the bias
+        gradient has errors; ``"projection"``: from a convolution's weight gradient; ``"unknown"``, without a layer.
     """
     once = [(layer, size) for layer, size in zip(order, places, strict=True) if order.count(layer) == 1]
     for layer, size in reversed(once):

@@ -26,8 +26,8 @@ from fedpriv.attacks.gradients.simulated_messages import check_simulation, simul
 from fedpriv.attacks.lab.setting import Setting
 
 ENTRIES, PILOT = 2**16, 50
-"""Largest number of a message's entries that are used. Of larger messages, those with the largest values for :data:`PILOT`
-images."""
+"""Largest number of a message's entries that are used. Of larger messages, the entries that are largest over :data:`PILOT` images
+are kept."""
 FAINT = 1e-4
 """Smallest share of a message's squared norm that counts as signal, if noise makes up nearly all of it."""
 SPAN = 1e-10

@@ -35,8 +35,8 @@ class UnrolledOptions:
         iterations: outer L-BFGS steps.
         restarts: largest number of further starts, while the smallest matching loss is above ``failed``.
         tv: weight of the total variation of the images.
-        infer_labels: use the labels inferred from the last layer's gradient in the first start. Optimised together with the
-            images, as in the other starts, they end in wrong minima for nets with convolutions.
+        infer_labels: use the labels inferred from the last layer's gradient in the first start. The other starts optimise the
+            labels with the images, which ends in wrong minima for nets with convolutions.
         train_top: whether the client trained the hidden layers too (FedPer) or froze them (FedRep, MpFedcon).
         history: of L-BFGS.
         stop: matching loss at which a start ends.

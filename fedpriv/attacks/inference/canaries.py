@@ -1,11 +1,11 @@
 """Lower bounds on epsilon from canaries: contributions of the largest allowed norm, half of which one training run used.
 
 Each canary is used with probability 1/2, independently, and gets a score that is higher for canaries that were likelier used.
-Those with the highest scores are guessed to be used, and as many with the lowest scores are guessed not to be. The number of
-guesses is fixed in advance, from the number of canaries and the claimed epsilon: the number with the largest bound if the claim
-is tight, and that if the noise is a third of what it should be. The bound is the larger of the two, each at half of the error
-(Bonferroni). So the scores do not choose the number of guesses, and each bound holds at its confidence. Bounds of different names
-do not hold simultaneously.
+Those with the highest scores are guessed to be used, and as many with the lowest scores are guessed not to be. Two numbers of
+guesses are fixed in advance, from the number of canaries and the claimed epsilon: the one that gives the largest bound if the
+claim is tight, and the one that does if the noise is only a third of what is claimed. The bound is the larger of the two results,
+each at half of the error (Bonferroni). So the scores do not choose the number of guesses, and each bound holds at its confidence.
+Bounds of different names do not hold simultaneously.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedpriv.attacks.inference.gaussian_dp import MOST, epsilon_of, mu_of, one_r
 _SHARES = tuple(share / 100 for share in (1, 2, 3, 5, 8, 12, 18, 25, 35, 50, 70, 100))
 """Shares of the canaries that may be guessed."""
 _MU_FACTORS = (1.0, 3.0)
-"""The mu for which numbers of guesses are chosen, over that of the claim."""
+"""Multiples of the claim's mu for which the numbers of guesses are chosen."""
 
 OfGuesses = Callable[[int, int, int, float, float], float]
 """(canaries, guesses, right guesses, delta, confidence) -> epsilon."""

@@ -1,8 +1,8 @@
-"""Membership by class centres: the mean of a few embeddings is nearer to these than to others.
+"""Membership by class centres: the mean of a few embeddings is nearer to these embeddings than to others.
 
 This is the tracing attack on published means (Homer et al., PLoS Genetics 2008; Dwork et al., "Robust Traceability from Trace
-Amounts", FOCS 2015). A sample contributes 1/n to a mean of n, which its inner product with the mean shows if n is small beside
-the number of directions in which embeddings vary. Nets collapse most directions, so each is scaled by its variance.
+Amounts", FOCS 2015). A sample is 1/n of a mean of n. Its inner product with the mean shows this, if n is small compared with the
+number of directions in which embeddings vary. Nets collapse most directions, so each direction is scaled by its variance.
 """
 
 from __future__ import annotations

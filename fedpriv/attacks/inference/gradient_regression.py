@@ -7,20 +7,21 @@ system, exact for one step without a defence. It needs no shadow model.
 
 The regression uses what the server knows:
 
-* Its own samples of a class have a mean gradient, which is subtracted from the gradients of the class's candidates. These means,
-  also along its own simulated update, are nuisance columns: the number of samples of a class, and the path of the weights over
-  several steps, show nothing of a single sample.
+* Its own samples of a class have a mean gradient, which is subtracted from the gradients of the class's candidates. These class
+  means, at the sent weights and along the server's own simulated update, are nuisance columns: they are fitted but not scored,
+  since class sizes and the path of the weights say nothing about single samples.
 * The deviations of its own samples from these means stand for members that are not candidates. The likelihood decides whether
-  they are used.
+  these deviations are used.
 * Where the client normalises by its batch, the statistics of the server's own samples replace the batch's.
 * Every tensor is weighted by its error: the known noise and rounding, and the error of the first-order approximation relative to
-  the tensor's gradients, whose size maximises the likelihood.
+  the tensor's gradients, whose size is chosen by maximum likelihood.
 
 A candidate's score is the log-likelihood ratio of the weights 1 / N and 0, given a Gaussian approximation of all others (the
 cavity of expectation propagation). Unlike the coefficient, it is near 0 for a sample whose gradient is too small to decide.
 
 Everything follows from the inner products of the gradients of each tensor. If the gradients of all samples do not fit into
-memory, the entries with the largest mean gradient of the candidates are used: far fewer would determine the coefficients.
+memory, the entries with the largest mean gradient of the candidates are used: even far fewer entries would determine the
+coefficients, so little is lost.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ MEMORY = 2**29
 """Bytes of gradients that are held at once."""
 _SINGLE = 1e-6
 """Relative error of a gradient in single precision."""
-_MISFITS = (0.0, *(10.0**power for power in range(-10, 5)))
+MISFITS = (0.0, *(10.0**power for power in range(-10, 5)))
 """Variances of the first-order error that are compared, relative to the mean square of an entry of one sample's contribution."""
 _NEGLIGIBLE = 1e-10
 """Smallest relative eigenvalue of the nuisance columns' directions that are used."""
@@ -92,6 +93,105 @@ def gradient_regression(
         Inapplicable: the client minimised no cross-entropy, no parameter was shared, the attacker has no sample of a candidate's
             class, or a gradient or a message is not finite.
     """
+    systems = equations(messages, candidates, public, path, clip)
+    shares = torch.unique(public.labels, return_counts=True)[1].double() / len(public)
+    return [_scores(system, len(candidates), len(public), shares) for system in systems]
+
+
+@dataclass(frozen=True)
+class Equations:
+    """The linear system of a message: the inner products of its columns, tensor by tensor.
+
+    Attributes:
+        gradient: the message, read as a gradient.
+    """
+
+    products: Sequence[_Products]
+    gradient: Observation
+
+    def informative(self) -> Equations:
+        """Without the tensors that nothing is known of.
+
+        Raises:
+            Inapplicable: a gradient or the message is not finite, or nothing of the message changed.
+        """
+        if not all(math.isfinite(products.square) and bool(products.gram.isfinite().all()) for products in self.products):
+            raise Inapplicable("a gradient or the message is not finite")
+        kept = [products for products in self.products if products.square or products.error]
+        if not kept:
+            raise Inapplicable("nothing of the message changed")
+        return Equations(kept, self.gradient)
+
+    def amount(self, samples: int, shares: Tensor) -> float:
+        """The factor of the mean gradient in the message: 1, or estimated from the attacker's own mean gradient if not known.
+
+        Args:
+            samples: the number of columns before those of the classes.
+            shares: of the classes among the attacker's own samples.
+        """
+        if not self.gradient.altered.rescaled:
+            return 1.0
+        means = slice(samples, samples + len(shares))
+        weights = [1 / max(products.size, 1e-300) for products in self.products]
+        pairs = list(zip(weights, self.products, strict=True))
+        together = sum(weight * float(shares @ products.message[means]) for weight, products in pairs)
+        alone = sum(weight * float(shares @ products.gram[means, means] @ shares) for weight, products in pairs)
+        return abs(together / alone) if alone and together else 1.0
+
+    def weighted(self, samples: int, amount: float, misfit: float) -> Weighted:
+        """All tensors together, each weighted by its error, and projected off the columns after the first ``samples``.
+
+        Args:
+            amount: the factor of one sample's gradient in the message.
+            misfit: one of :data:`MISFITS`.
+        """
+        system = self.products
+        errors = [max(products.error + misfit * amount**2 * products.size, 1e-300) for products in system]
+        gram = torch.stack([products.gram / error for products, error in zip(system, errors, strict=True)]).sum(0)
+        message = torch.stack([products.message / error for products, error in zip(system, errors, strict=True)]).sum(0)
+        square = sum(products.square / error for products, error in zip(system, errors, strict=True))
+        logs = sum(products.entries * math.log(error) for products, error in zip(system, errors, strict=True))
+        gram, message, square = _without(gram, message, square, samples)
+        return Weighted(gram * amount**2, message * amount, square, logs)
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """Inner products in which every entry has an error of variance 1.
+
+    Attributes:
+        gram: of the samples' columns ``(s, s)``.
+        message: of these columns with the message ``(s,)``; ``square``: of the message with itself.
+        logs: the sum of the logarithms of the errors' variances.
+    """
+
+    gram: Tensor
+    message: Tensor
+    square: float
+    logs: float
+
+    def without(self, combinations: Tensor) -> Weighted:
+        """Projected off combinations of the columns ``(s, k)``."""
+        if not combinations.shape[1]:
+            return self
+        along = self.gram @ combinations
+        s, within = len(self.gram), combinations.T @ along
+        joint = torch.cat([torch.cat([self.gram, along], 1), torch.cat([along.T, within], 1)])
+        gram, message, square = _without(joint, torch.cat([self.message, combinations.T @ self.message]), self.square, s)
+        return Weighted(gram, message, square, self.logs)
+
+
+def equations(
+    messages: Sequence[Observation],
+    candidates: LabelledSamples,
+    public: LabelledSamples,
+    path: Sequence[Mapping[str, Tensor]],
+    clip: float | None = None,
+) -> list[Equations]:
+    """The linear system of each message; arguments and errors as for :func:`gradient_regression`.
+
+    The columns are the candidates, the attacker's own samples, and the means of its samples of each class along the path.
+    """
     if (loss := messages[0].loss) is not None:
         raise Inapplicable(f"the client minimised {loss}, and the regression needs gradients of a cross-entropy on labels")
     net = known_net(messages[0])[0].to(candidates.labels.device)
@@ -108,9 +208,7 @@ def gradient_regression(
             products = message.products(name, rows, entries, len(candidates), len(public), gram)
             gram = products.gram if message.comparable else None
             system.append(products)
-    shares = torch.unique(public.labels, return_counts=True)[1].double() / len(public)
-    pairs = zip(systems, sent, strict=True)
-    return [_scores(system, len(candidates), len(public), shares, message.gradient) for system, message in pairs]
+    return [Equations(system, message.gradient) for system, message in zip(systems, sent, strict=True)]
 
 
 @torch.no_grad()
@@ -209,7 +307,7 @@ class _Message:
 
     @property
     def comparable(self) -> bool:
-        """Whether the columns have the same inner products as for other comparable messages."""
+        """Whether the inner products of the columns can be shared with other messages."""
         return not self.gradient.altered.kept and not self.left
 
     def products(self, name: str, rows: Tensor, entries: Tensor | None, asked: int, own: int, gram: Tensor | None) -> _Products:
@@ -235,37 +333,22 @@ class _Message:
         return _Products(gram, (rows @ seen).cpu(), square, len(seen), error, size)
 
 
-def _scores(system: Sequence[_Products], asked: int, own: int, shares: Tensor, message: Observation) -> Array:
+def _scores(system: Equations, asked: int, own: int, shares: Tensor) -> Array:
     """The log-likelihood ratios of the candidates, by the error and the prior of the largest likelihood."""
-    if not all(math.isfinite(products.square) and bool(products.gram.isfinite().all()) for products in system):
-        raise Inapplicable("a gradient or the message is not finite")
-    system = [products for products in system if products.square or products.error]
-    if not system:
-        raise Inapplicable("nothing of the message changed")
-    amount = _amount(system, asked + own, shares, message) / (message.num_examples or asked // 2)
-    fits = {misfit: _Fit.of(system, asked, own, amount, misfit, False) for misfit in _MISFITS}
-    near = sorted(_MISFITS, key=lambda misfit: fits[misfit].likelihood)[-3:]
+    system = system.informative()
+    amount = system.amount(asked + own, shares) / (system.gradient.num_examples or asked // 2)
+    fits = {misfit: _Fit.of(system, asked, own, amount, misfit, False) for misfit in MISFITS}
+    near = sorted(MISFITS, key=lambda misfit: fits[misfit].likelihood)[-3:]
     with_others = [_Fit.of(system, asked, own, amount, misfit, True) for misfit in near]
     scores: Array = max([*fits.values(), *with_others], key=lambda fit: fit.likelihood).ratios().numpy()
     return scores
 
 
-def _amount(system: Sequence[_Products], samples: int, shares: Tensor, message: Observation) -> float:
-    """The factor of the mean gradient in the message: 1, or estimated from the attacker's own mean gradient if not known."""
-    if not message.altered.rescaled:
-        return 1.0
-    means = slice(samples, samples + len(shares))
-    weights = [1 / max(products.size, 1e-300) for products in system]
-    together = sum(weight * float(shares @ products.message[means]) for weight, products in zip(weights, system, strict=True))
-    alone = sum(
-        weight * float(shares @ products.gram[means, means] @ shares) for weight, products in zip(weights, system, strict=True)
-    )
-    return abs(together / alone) if alone and together else 1.0
-
-
 @dataclass(frozen=True)
 class _Fit:
     """A regression with Gaussian priors; a candidate's coefficient has mean 1/2 and variance 1/4.
+
+    Coefficients are in units of one sample's share of the message: 1 for a member, 0 for others.
 
     Attributes:
         root: square roots of the prior variances ``(s,)``.
@@ -281,22 +364,16 @@ class _Fit:
     likelihood: float
 
     @classmethod
-    def of(cls, system: Sequence[_Products], asked: int, own: int, amount: float, misfit: float, others: bool) -> _Fit:
+    def of(cls, system: Equations, asked: int, own: int, amount: float, misfit: float, others: bool) -> _Fit:
         """Fit the regression.
 
         Args:
             amount: the factor of one sample's gradient in the message.
-            misfit: one of :data:`_MISFITS`.
+            misfit: one of :data:`MISFITS`.
             others: whether the attacker's own samples stand for members that are no candidates.
         """
-        errors = [max(products.error + misfit * amount**2 * products.size, 1e-300) for products in system]
-        gram = torch.stack([products.gram / error for products, error in zip(system, errors, strict=True)]).sum(0)
-        message = torch.stack([products.message / error for products, error in zip(system, errors, strict=True)]).sum(0)
-        square = sum(products.square / error for products, error in zip(system, errors, strict=True))
-        logs = sum(products.entries * math.log(error) for products, error in zip(system, errors, strict=True))
-        s = asked + own
-        gram, message, square = _without(gram, message, square, s)
-        gram, message = gram * amount**2, message * amount
+        s, weighted = asked + own, system.weighted(asked + own, amount, misfit)
+        gram, message, square = weighted.gram, weighted.message, weighted.square
         mean, root = torch.zeros(s, dtype=gram.dtype), torch.zeros(s, dtype=gram.dtype)
         mean[:asked], root[:asked], root[asked:] = 0.5, 0.5, 0.5 * others
         square = square - 2 * float(mean @ message) + float(mean @ gram @ mean)
@@ -304,7 +381,7 @@ class _Fit:
         residual = root * (message - gram @ mean)
         solved = torch.linalg.solve_triangular(factor, residual[:, None], upper=False)
         quadratic = square - float(solved.square().sum())
-        likelihood = -0.5 * (quadratic + logs) - float(factor.diagonal().log().sum())
+        likelihood = -0.5 * (quadratic + weighted.logs) - float(factor.diagonal().log().sum())
         return cls(root, factor, residual, asked, likelihood)
 
     def ratios(self) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from fedpriv.attacks.core.columns import made_up_rows
 from fedpriv.attacks.core.observation import Observation, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.linear import (
@@ -65,8 +66,9 @@ def bias_label(observation: Observation) -> int:
 def present_classes(observation: Observation) -> Tensor:
     """``(C,)`` bool: classes whose bias gradient is negative.
 
-    Without noise each of them is in the batch, since the bias gradient of an absent class is a mean of probabilities. Others may
-    be in it, too, where the model is already confident. Of a single sample, the class with the smallest gradient.
+    Without noise each of them is in the batch, since the bias gradient of an absent class is a mean of probabilities. Other
+    classes may be in the batch, too, where the model is already confident. Of a single sample, the class with the smallest
+    gradient.
     """
     layer, bias = output_layer(as_gradient(observation)), _bias(observation)
     return _negative(bias, layer.error, observation.num_examples)
@@ -97,9 +99,10 @@ def row_classes(observation: Observation, samples: Samples | None = None) -> Ten
 def _negative(values: Tensor, error: float, n: int | None) -> Tensor:
     """``(C,)`` bool: which of the values ``(C,)`` are negative; of a single sample, the smallest.
 
-    Under noise of deviation s (``error``) a class counts as present if this is likelier than that noise made its value negative.
-    Absent classes lie around the median m of the positive values, present ones anywhere within a range R down to the lowest. So
-    the classes below ``m - s sqrt(2 log(R / (s sqrt(2 pi))))`` are present, or those below 0 if this is positive.
+    Under noise of deviation s (``error``) a class counts as present if a present class explains its value better than an absent
+    class with noise. Absent classes lie around the median m of the positive values, present ones anywhere within a range R down
+    to the lowest. So the classes below ``m - s sqrt(2 log(R / (s sqrt(2 pi))))`` are present, or those below 0 if this is
+    positive.
     """
     if n == 1:
         return torch.arange(len(values), device=values.device) == values.argmin()
@@ -148,7 +151,7 @@ def embedding_counts(observation: Observation, mean_probability: Tensor | None =
     of_bias = torch.zeros_like(gradient)
     of_bias[:, -1] = 1
     path = path_of(observation, layer)
-    if seen.altered.rescaled:  # the factor is that of the predictions at the start
+    if seen.altered.rescaled:  # the unknown factor is estimated from the predictions at the start, so only the start is used
         path = replace(path, until=0.0)
     shares = class_shares(path, gradient, of_bias, lambda t: embeddings, torch.arange(len(bias)), sums_to_one=True)
     return to_counts(shares, _examples(observation))
@@ -248,14 +251,16 @@ def batch_labels(observation: Observation) -> Tensor:
 def guessed_probability(observation: Observation, images: int = 256, seed: int = 0) -> Tensor:
     """``(C,)`` estimate of the mean prediction of the client's model without its data.
 
-    It is the mean on random images or words (Geng et al.'s dummy data), and uniform where not all weights are known.
+    It is the mean on random images, words or rows (Geng et al.'s dummy data), and uniform where not all weights are known.
     """
     net, weights = known_net(observation)
     device, dtype = weight_dtype(observation)
     if any(name not in weights for name in state_names(net)):
         return torch.full((observation.classes,), 1 / observation.classes, dtype=dtype)
     generator = torch.Generator().manual_seed(seed)
-    if observation.text is None:
+    if observation.encoding is not None:
+        inputs = made_up_rows(observation.encoding, images, generator).to(device, dtype)
+    elif observation.text is None:
         drawn = torch.rand(images, *observation.input_shape, generator=generator).to(device, dtype)
         inputs = normalise_images(observation, drawn)
     else:

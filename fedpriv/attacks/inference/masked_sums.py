@@ -22,7 +22,7 @@ Array = npt.NDArray[np.float64]
 SEED_BITS = 28
 _LANE = 7  # bits of a base64 character
 _AT_ONCE = 1 << 16  # seeds; their states fit into a core's cache
-_CHECKED = 16  # values; so many of a wrong seed fit with probability 2**-160
+_CHECKED = 16  # number of values checked first: under a wrong seed all of them fit with probability 2**-160
 
 
 @dataclass(frozen=True)

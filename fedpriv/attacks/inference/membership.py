@@ -152,7 +152,7 @@ def _gaussians(shadows: Array, chosen: Mask, variance: str, which: str) -> tuple
 def random_halves(shadows: int, n: int, seed: int) -> Mask:
     """Which of ``n`` samples each shadow is trained on ``(shadows, n)``: pairs of a random half and its complement.
 
-    So each sample is in half of an even number of shadows, and the sizes of shadows differ by at most one.
+    So, if the number of shadows is even, each sample is in half of them. The sizes of shadows differ by at most one.
     """
     generator = np.random.default_rng(seed)
     inside = np.zeros((shadows, n), dtype=np.bool_)

@@ -2,10 +2,10 @@
 
 For each channel of each BatchNorm layer, a message shows two means over the batch
 (:mod:`fedpriv.attacks.gradients.batch_statistics`): of each sample's mean input over positions, and of its mean squared input.
-With the same numbers of the candidates this is a linear system for each candidate's share of the batch. Shares are not negative,
-and most are zero, so that non-negative least squares (Lawson & Hanson 1974) finds more of them than there are equations. The
-attack needs no label, no shadow model and no layer behind the last BatchNorm. It is a tracing attack on published means (Homer et
-al., PLoS Genetics 2008) that solves for all candidates at once.
+The same two statistics of a candidate are its *values*. With the values of all candidates this is a linear system for each
+candidate's share of the batch. Shares are not negative, and most are zero, so that non-negative least squares (Lawson & Hanson
+1974) finds more shares than there are equations. The attack needs no label, no shadow model and no layer behind the last
+BatchNorm. It is a tracing attack on published means (Homer et al., PLoS Genetics 2008) that solves for all candidates at once.
 """
 
 from __future__ import annotations
@@ -32,22 +32,24 @@ TOO_OFTEN = 1.5
 """If a sample seems this many times as often in the batches as the schedule allows, the next larger error is tried."""
 PATH_ERROR = 0.3
 """Standard deviation of an equation's error where the client's weights moved between batches, as a share of how far that moves a
-candidate's number."""
+candidate's value."""
 _AFFINE = 1e-4
 """Relative rounding of an affine function's values."""
 _CONSTANT = 1e-9
-"""Numbers whose relative deviation over the candidates is below this do not distinguish them."""
+"""Values whose relative deviation over the candidates is below this do not distinguish them."""
 
 
 def shares_of_batches(observation: Observation, candidates: Callable[[], Iterator[Any]]) -> Array:
     """How many times each candidate seems to be among the client's samples ``(n,)``, at least 0; higher for likelier members.
 
-    With ``a_ij`` the number of candidate j in equation i, ``t_i`` that of the batches and ``N`` samples behind the message, it is
+    With ``a_ij`` the value of candidate j in equation i, ``t_i`` the value of the batches, ``n`` candidates and ``N`` samples
+    behind the message, it is
 
         argmin over u >= 0 of  sum_i (sum_j a_ij u_j / N - t_i)^2 / s_i^2 + (n / N) sum_j u_j^2
 
-    on centred numbers, with s_i the expected error (:data:`FLOORS`). The second term is a Gaussian prior of as many members as
-    there are samples; it decides between solutions that fit equally well. Not all of the client's samples need be candidates.
+    on centred values, with s_i the expected error (:data:`FLOORS`). The second term is a Gaussian prior under which N samples are
+    expected to be members; it decides between solutions that fit equally well. Not all of the client's samples need be
+    candidates.
 
     Args:
         candidates: inputs of the net, normalised, in consecutive parts; called once for each set of weights of the client.
@@ -96,10 +98,10 @@ def _equations(
 ) -> Iterator[tuple[Array, Array, Array, Array]]:
     """The equations for the means of a layer's channels, and for their mean squares.
 
-    Each has the numbers of the candidates ``(C, n)``, their weighted mean over the batches ``(C,)``, the variance of its error
-    ``(C,)``, and how far the client's path moves the numbers ``(C,)``. The mean square of a batch is its biased variance plus the
-    square of its mean. Of several batches only the mean of the means is known; the mean of their squares exceeds its square by
-    the variance between batches, which is estimated from the candidates.
+    Each has the values of the candidates ``(C, n)``, the weighted mean of the values over the batches ``(C,)``, the variance of
+    its error ``(C,)``, and how far the client's path moves the values ``(C,)``. The mean square of a batch is its biased variance
+    plus the square of its mean. Of several batches only the mean of the means is known; the mean of their squares exceeds its
+    square by the variance between batches, which is estimated from the candidates.
 
     Args:
         batch, samples: number of samples in a batch, and behind the message.

@@ -201,10 +201,10 @@ def run_controls(
     """The controls of an attack with its own options; none where it declares no setting for them.
 
     Args:
-        observed: the messages to attack. The controls' victim hides the last layer if they do, takes as many local steps if the
-            attack simulates them, and has BatchNorm if their net normalises by the batch.
-        images: the images behind all messages ``(n, C, H, W)``. The controls have as many per message as the target, up to what the attack
-            declares, and of the same size, up to :data:`LARGEST`.
+        observed: the messages to attack. The controls' victim hides the last layer if the messages do, takes as many local steps
+            as the messages' client if the attack simulates steps, and has BatchNorm if the messages' net normalises by the batch.
+        images: the images behind all messages ``(n, C, H, W)``. The controls have as many images per message as the target, up to
+            what the attack declares, and images of the same size, up to :data:`LARGEST`.
     """
     attack = attacker.attack
     if (setting := attack.control) is None:
@@ -283,7 +283,7 @@ def _empty(attack: ImageAttack, observed: Sequence[Observation], result: Reconst
 def _in_order(result: Reconstruction, views: Tensor, messages: int) -> tuple[Tensor, Tensor]:
     """Images and labels, matched to the true images ``(n, V, C, H, W)`` within each message.
 
-    Each message stands for as many true images, and has as many reconstructed ones, as every other.
+    All messages have the same number of true images, and the same number of reconstructed ones.
     """
     images = result.raw.clamp(0, 1)
     size, shown = len(views) // messages, len(images) // messages

@@ -1,7 +1,7 @@
-"""Whether a client's steps, as attacks simulate them, give its message when they are taken on the true samples.
+"""Whether a client's steps, as attacks simulate them, reproduce its message when they are taken on the true samples.
 
-Where they do not (a loss with further terms, a step that a plug-in changes), no attack that matches its simulation to the message
-can succeed, and its failure is no evidence.
+If the steps do not (because of a loss with further terms, or a step that a plug-in changes), no attack that matches its
+simulation to the message can succeed, and its failure is no evidence.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ simulation is exact, where DLG on its reference net recovers half of the images 
 MOST, MOST_EXACT = 1.25, 1.1
 """Largest factor by which a tensor's length may differ from the simulated one's; attacks compare lengths, too."""
 MAX_EXACT_NOISE = 1e-3
-"""Largest share of known noise in the message's squared norm with which the agreement is exact."""
+"""Share of known noise in the message's squared norm; above it, the simulation is not required to match exactly."""
 MIN_SHARE = 0.05
 """Smallest share of the squared norm at which a tensor's length is compared."""
 MAX_LENGTH_NOISE = 0.1
@@ -35,11 +35,11 @@ MAX_NOISE = 0.05
 """Largest standard deviation of an entry's noise, as a share of the message's norm, at which the cosine is meaningful."""
 
 UNKNOWN_RATE = 0.1
-"""Learning rate of the simulated step where the schedule is not known. At 1, a change would be as long as its gradient, and a
-control would also pass for attacks that take it for the gradient."""
+"""Learning rate of the simulated step where the schedule is not known. At 1 the change has the gradient's length, so attacks that
+confuse the two would pass the control."""
 
-SIMULATED = "the steps that it simulates do not give the message"
-ONE_STEP = "the single step as which it reads the message does not give it"
+SIMULATED = "the steps that the attack simulates do not reproduce the message"
+ONE_STEP = "one step, which the attack assumes, does not reproduce the message"
 
 
 class Agreement(NamedTuple):
@@ -47,8 +47,8 @@ class Agreement(NamedTuple):
 
     Attributes:
         cosine: between the two, corrected for known noise.
-        factor: the largest ratio of a tensor's length to the simulated one's or its inverse, at least 1. Of a clipped message,
-            and where the schedule is not known, relative to the ratio of the whole messages.
+        factor: the worst length mismatch of a tensor with the simulated one, as a factor of at least 1. For a clipped message
+            or an unknown schedule, after dividing by the mismatch of the whole message.
         exact: whether the simulation must give just this message, as the client took one step or has one sample.
         error: two standard deviations of the cosine, where the message's scale is not known; else 0.
     """
@@ -64,7 +64,11 @@ class Agreement(NamedTuple):
         return self.doubt_of(SIMULATED)
 
     def doubt_of(self, what: str) -> str | None:
-        """As :attr:`doubt`; ``what``: the clause that the steps do not give the message, for the answer."""
+        """As :attr:`doubt`.
+
+        Args:
+            what: the clause to use in the reason: which steps do not reproduce the message.
+        """
         least, most = (LEAST_EXACT, MOST_EXACT) if self.exact else (LEAST, MOST)
         alike = self.cosine + self.error >= least
         if alike and self.factor <= most:
@@ -118,7 +122,7 @@ def explained(
     if 0.0 in (signal, float(true.norm()), float(received.norm())) or loudest > MAX_NOISE * signal:
         return None
     cosine = math.sqrt(1 + noise / signal**2) * float(F.cosine_similarity(true, received, dim=0))
-    # The standard deviation of the noise's squared length, which is subtracted from the message's, over the signal's.
+    # Standard deviation of the message's squared length due to noise, relative to the signal's squared length.
     error = math.sqrt(2 * squares + (2 * signal * loudest) ** 2) / signal**2 if any_length else 0.0
     common = _length(received, true) if any_length else 1.0
     factors = [1.0]

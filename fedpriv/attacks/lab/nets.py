@@ -121,6 +121,8 @@ def observe(
 ) -> Observation:
     """The observation of one gradient step on ``images`` ``(n, C, H, W)`` in [0, 1]: the gradient of the mean cross-entropy.
 
+    Other samples, such as rows ``(n, F)``, are taken as they are.
+
     Args:
         labels: ``(n,)``.
         hidden: ``top`` is masked: its gradient is absent, and its weights are known as far as ``threat`` says.
@@ -130,7 +132,7 @@ def observe(
     threat = threat or ThreatModel()
     if threat.top not in ("unknown", "initial", "current"):
         raise ValueError(f"unknown threat model for the top: {threat.top}")
-    centre, spread = (torch.tensor(v, dtype=images.dtype).view(-1, 1, 1) for v in (mean, std))
+    centre, spread = (torch.tensor(v, dtype=images.dtype).view(-1, *[1] * (images.ndim - 2)) for v in (mean, std))
     parameters = dict(net.named_parameters())
     run = in_clients_mode(net)
     loss = F.cross_entropy(run((images - centre) / spread), labels)

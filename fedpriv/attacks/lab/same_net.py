@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from fedpriv.attacks.attack import ImageAttack, TextAttack
+from fedpriv.attacks.attack import ImageAttack, RowAttack, TextAttack
 from fedpriv.attacks.core.altered import UNALTERED
+from fedpriv.attacks.core.columns import made_up_rows
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, TextFacts
 from fedpriv.attacks.core.reconstruction import mounting
 from fedpriv.attacks.gradients.multistep import as_gradient
@@ -26,6 +27,7 @@ from fedpriv.attacks.lab.control import Control, run_control
 from fedpriv.attacks.lab.explained import simulated
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.setting import HALF
+from fedpriv.attacks.scoring.row_scores import in_order, score_rows, typical_row
 from fedpriv.attacks.scoring.scores import RECOVERED, errors, match_batches
 from fedpriv.attacks.scoring.text_scores import score_text, word_weights
 
@@ -110,6 +112,36 @@ def sentences_on_same_net(
     return run_control("same net", attack.name, TRIED_ON, check)
 
 
+def rows_on_same_net(
+    attack: RowAttack, observation: Observation, weights: Mapping[str, Tensor], seed: int, steps: Schedule | None = None
+) -> Control:
+    """Check that the attack recovers cells of made-up rows of the table from undefended messages of the net that it attacks: half
+    of those that the means and most frequent levels have wrong, or more.
+
+    Arguments and messages as for :func:`on_same_net`.
+    """
+
+    def check() -> tuple[bool, str]:
+        per_message, encoding = observation.num_examples or 1, observation.encoding
+        assert encoding is not None, "it is a control of attacks on rows"
+        count, generator = _sample_count(per_message), torch.Generator().manual_seed(seed)
+        rows = made_up_rows(encoding, count, generator)
+        labels = _draw_labels(count, per_message, observation.classes, generator)
+        undefended = [message for message, _, _ in _undefended(observation, weights, rows, labels, generator, steps)]
+        with mounting():
+            raw = attack.run(undefended, seed).raw.to(rows)
+        recovered = score_rows(in_order(raw, rows, encoding, len(undefended))[0], rows, encoding).cells.share
+        typical = score_rows(typical_row(encoding).expand_as(rows), rows, encoding).cells.share
+        needed = (1 + typical) / 2
+        behind = "" if per_message == 1 else f", {per_message} behind one message"
+        return recovered >= needed, (
+            f"from {TRIED_ON}, {attack.name} recovers {recovered:.0%} of the cells of {count} made-up rows{behind} (at least "
+            f"{needed:.0%} needed)"
+        )
+
+    return run_control("same net", attack.name, TRIED_ON, check)
+
+
 def photographs(count: int, shape: tuple[int, ...], seed: int) -> Tensor:
     """Crops of photographs in [0, 1] as a net takes images: ``(count, *shape)`` for ``shape`` ``(C, H, W)``."""
     channels, height, width = shape
@@ -126,6 +158,15 @@ def made_up(lengths: Sequence[int], text: TextFacts, frequency: Tensor, generato
         words = weight.multinomial(max(1, length - len(text.special)), replacement=True, generator=generator)
         rows.append(torch.cat([words.new_tensor(text.opening), words, words.new_tensor(text.closing)]))
     return pad_sequence(rows, batch_first=True, padding_value=text.pad)
+
+
+def undefended(
+    observation: Observation, weights: Mapping[str, Tensor], samples: Tensor, labels: Tensor, seed: int
+) -> Observation:
+    """An undefended message like the observed one on other samples; the order of the batches is drawn."""
+    whole = replace(observation, num_examples=len(labels))
+    ((message, _, _),) = _undefended(whole, weights, samples, labels, torch.Generator().manual_seed(seed))
+    return message
 
 
 def _sample_count(per_message: int) -> int:
@@ -151,7 +192,8 @@ def _undefended(
     """
     per_message = observation.num_examples or 1
     for inputs, classes in zip(torch.split(samples, per_message), torch.split(labels, per_message), strict=True):
-        # With an unknown schedule it has no weight decay, which attacks would otherwise undo.
+        # Where the schedule is unknown, the simulated message has no weight decay; without `penalty` and
+        # `zero_gradient_change` attacks do not subtract any.
         plain = replace(
             observation, labels=None if observation.labels is None else classes, statistics={}, altered=UNALTERED,
             control_differences=(), penalty=None, zero_gradient_change=None,

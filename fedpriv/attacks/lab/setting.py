@@ -10,15 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedpriv.attacks.core.columns import RowEncoding, made_up_rows
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, SplitNet, ThreatModel, in_clients_mode
 from fedpriv.attacks.gradients.local_update import simulate_local_update
 from fedpriv.attacks.lab.images import default_images, digits
 from fedpriv.attacks.lab.nets import observe, one_for_each, perceptron, reference_victim
+from fedpriv.attacks.lab.tables import EXAMPLE
 
 Alter = Callable[[Observation, Tensor, int], Mapping[str, Tensor]]
 """See :meth:`fedpriv.attacks.attack.Attack.alter`."""
 PUBLIC = 200
-"""Number of public images of a malicious server in controls."""
+"""Number of public images or rows of a malicious server in controls."""
 HALF = 0.5
 
 
@@ -89,7 +91,7 @@ class Setting:
                 net.load_state_dict(alter(message, public, seed), strict=False)
             messages = [self._observed(net, *pair) for net, pair in zip(nets, pairs, strict=True)]
         if self.steps:
-            messages = [self._trained(message, *pair) for message, pair in zip(messages, pairs, strict=True)]
+            messages = [trained(message, *pair, self.steps) for message, pair in zip(messages, pairs, strict=True)]
         return [replace(message, public=granted) for message in messages]
 
     def granted(self, seed: int) -> Public | None:
@@ -115,15 +117,6 @@ class Setting:
             return perceptron(seed, **size, hidden=256, activation=nn.ReLU, then=then)
         return one_for_each(images, seed)
 
-    def _trained(self, observation: Observation, images: Tensor, labels: Tensor) -> Observation:
-        schedule = Schedule(lr=0.1, steps=self.steps, batch_size=len(images))
-        target = F.one_hot(labels, observation.classes).to(images)
-        change = simulate_local_update(
-            in_clients_mode(observation.net), observation.weights, list(observation.shared), images, target, schedule
-        )
-        shared = {name: tensor.detach() for name, tensor in change.items()}
-        return replace(observation, kind="change", shared=shared, schedule=schedule)
-
 
 @dataclass(frozen=True)
 class TextSetting:
@@ -138,3 +131,74 @@ class TextSetting:
     messages: int = 3
     tokens: int = 8
     rouge: float = 0.8
+
+
+@dataclass(frozen=True)
+class RowSetting:
+    """The victim in the controls of an attack on rows: a perceptron on made-up rows of a table.
+
+    Attributes:
+        encoding: the table's columns; controls of an audit have those of the attacked table.
+        classes: of the labels.
+        widths: of the two hidden layers.
+        smooth: whether sigmoids follow them, instead of ReLU.
+        threat: what the attacker knows.
+        steps: local steps behind a change of the weights, each on all rows; 0: a gradient.
+        rows: their number, rounded to whole messages.
+        per_message: rows behind each message.
+        min_recovery: the share of cells that the positive control must recover; 0: only a negative control.
+    """
+
+    encoding: RowEncoding = EXAMPLE
+    classes: int = 2
+    widths: tuple[int, int] = (128, 64)
+    smooth: bool = False
+    threat: ThreatModel = ThreatModel()  # noqa: RUF009 (frozen)
+    steps: int = 0
+    rows: int = 4
+    per_message: int = 1
+    min_recovery: float = 0.9
+
+    def truth(self, seed: int) -> tuple[Tensor, Tensor]:
+        """Rows ``(n, F)`` and labels ``(n,)`` for whole messages."""
+        count, generator = max(1, self.rows // self.per_message) * self.per_message, torch.Generator().manual_seed(seed)
+        rows = made_up_rows(self.encoding, count, generator)
+        return rows, torch.randint(self.classes, (count,), generator=generator)
+
+    def observations(self, rows: Tensor, labels: Tensor, seed: int, alter: Alter | None = None) -> list[Observation]:
+        """The messages, each on :attr:`per_message` of the rows and through a net of its own.
+
+        Args:
+            alter: how a malicious server alters the weights; it gets other rows of the table.
+        """
+        messages = []
+        for number, some in enumerate(
+            zip(torch.split(rows, self.per_message), torch.split(labels, self.per_message), strict=True)
+        ):
+            net = self._net(seed + number)
+            message = self._observed(net, *some)
+            if alter is not None:
+                public = made_up_rows(self.encoding, PUBLIC, torch.Generator().manual_seed(seed + 1))
+                net.load_state_dict(alter(message, public, seed), strict=False)
+                message = self._observed(net, *some)
+            messages.append(trained(message, *some, self.steps) if self.steps else message)
+        return messages
+
+    def _observed(self, net: SplitNet, rows: Tensor, labels: Tensor) -> Observation:
+        return replace(observe(net, rows, labels, self.threat), encoding=self.encoding)
+
+    def _net(self, seed: int) -> SplitNet:
+        hidden, then = self.widths
+        activation = nn.Sigmoid if self.smooth else nn.ReLU
+        return perceptron(seed, self.classes, self.encoding.width, 1, 1, hidden, activation, then)
+
+
+def trained(observation: Observation, samples: Tensor, labels: Tensor, steps: int) -> Observation:
+    """The message of a client that takes so many steps on all of the samples, as the net takes them."""
+    schedule = Schedule(lr=0.1, steps=steps, batch_size=len(samples))
+    target = F.one_hot(labels, observation.classes).to(samples)
+    change = simulate_local_update(
+        in_clients_mode(observation.net), observation.weights, list(observation.shared), samples, target, schedule
+    )
+    shared = {name: tensor.detach() for name, tensor in change.items()}
+    return replace(observation, kind="change", shared=shared, schedule=schedule)

@@ -1,4 +1,4 @@
-"""Runs one attack on one target, of images or texts: the checks before it, its controls, and whether its failure is evidence."""
+"""Runs one attack on one target of any samples: the checks before it, its controls, and whether its failure is evidence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable, mounting
 from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.lab.control import Control
-from fedpriv.attacks.lab.setting import Setting
+from fedpriv.attacks.lab.setting import RowSetting, Setting
 
 AttackT = TypeVar("AttackT", bound=Attack[Any], covariant=True)
 Scores = TypeVar("Scores")
@@ -101,12 +101,13 @@ def out_of_reach(attack: Attack[Any], samples: int, schedule: Schedule | None = 
     not."""
     if attack.optimises and attack.exceeds_control(samples):
         limit = attack.max_batch
+        behind = f"{samples} {'rows' if attack.modality == 'row' else 'images'} behind one message"
         if attack.modality == "text":
             text = f"{samples} sentences behind one message, and the budget is for {limit} at once"
-        elif isinstance(attack.control, Setting) and attack.control.min_recovery > 0:
-            text = f"{samples} images behind one message; at this budget its control recovers up to {limit} at once"
+        elif isinstance(attack.control, Setting | RowSetting) and attack.control.min_recovery > 0:
+            text = f"{behind}; at this budget its control recovers up to {limit} at once"
         else:
-            text = f"{samples} images behind one message; it has no positive control, and is tried on up to {limit}"
+            text = f"{behind}; it has no positive control, and is tried on up to {limit}"
         return Reason("too many samples", text)
     if attack.most_steps is not None and schedule is not None and schedule.steps > attack.most_steps:
         return Reason("too many steps", f"{schedule.steps} local steps are more than the {attack.most_steps} of this budget")
@@ -126,10 +127,10 @@ class Trial:
     """How an attack is run on a target.
 
     Attributes:
-        cut: returns why no further step may begin; ``None``: one may.
+        cut: returns the reason if the budget is spent, else ``None``.
         mount: runs the attack on messages.
         controls: whether the attack must first pass its cheap check and its controls.
-        in_reach: whether messages that are harder than those of its controls are left out.
+        in_reach: whether the attack is skipped on messages that are harder than those of its controls.
     """
 
     seed: int = 0
@@ -230,7 +231,7 @@ class Task(Generic[AttackT, Result, AttemptT]):
         return Mounted(first, results, notes, controls, self._reach(attacker, first))
 
     def run(self, attacker: Attacker[AttackT], trial: Trial = Trial()) -> AttemptT:
-        """Run an attack on the target, after the budget, its reach, its cheap check and its controls allow it, and judge it."""
+        """Run the attack if the budget, its reach, its cheap check and its controls allow it; then judge it."""
         try:
             mounted = self.mount(attacker, trial)
         except NotTried as reason:

@@ -1,14 +1,14 @@
 """The share of each class among a client's samples, by least squares on the gradient of the last layer.
 
 For one sample of label y with features h and prediction p, the gradient of that layer's weight and bias is
-``(p - e_y) (h, 1)^T``. That of a client is the mean over its samples. With ``G_c``, the mean gradient of samples of class c, it
-is about ``sum_c s_c G_c``, and the shares ``s_c`` solve a least-squares problem with shares that are not negative. ``G_c`` is
+``(p - e_y) (h, 1)^T``. A client's gradient is the mean over its samples. With ``G_c``, the mean gradient of samples of class c,
+it is about ``sum_c s_c G_c``, and the shares ``s_c`` solve a least-squares problem with shares that are not negative. ``G_c`` is
 computed from features of each class: those of public samples, or those that the message gives away (Ma et al. 2023).
 
 A change of several steps is a sum of gradients at the weights on the client's path. The attacker knows both ends of the path, and
-takes the mean of ``G_c`` over the line between them. Where gradients are short, so are steps, and more of them lie there: a point
-of the line has a weight in inverse proportion to the length of the gradient along the line. That length follows from the shares,
-so both are computed in turn, a few times.
+takes the mean of ``G_c`` over the line between them. Steps are short where gradients are short, so more steps lie there; each
+point of the line is weighted by 1 / (length of the gradient along the line). That length follows from the shares, so both are
+computed in turn, a few times.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Path:
 
     Attributes:
         begin, change: ``(C, d + 1)``, of the weight, and of the bias as the last column.
-        until: the place of the last step's gradient; 0 for a gradient, and for one step.
+        until: the place of the last step's gradient; 0 for a gradient, or for a change of one step.
     """
 
     begin: Tensor

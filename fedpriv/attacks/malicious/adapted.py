@@ -16,7 +16,7 @@ def not_adapted(observation: Observation) -> str | None:
     }
     present = [what for what, is_there in there.items() if is_there]
     return (
-        f"a server that knows of {' and '.join(present)} would alter the weights otherwise, and this attack does not"
+        f"a server that knows of {' and '.join(present)} would alter the weights differently, and this attack does not adapt"
         if present
         else None
     )

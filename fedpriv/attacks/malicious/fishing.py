@@ -67,7 +67,9 @@ class Fishing(ImageAttack):
         if observation.num_examples is None:
             raise Inapplicable("fishing needs the number of samples, to know how many are of the class")
         if observation.kind == "change" and observation.schedule is None:
-            raise Inapplicable("the client's schedule is not known, and so not how many samples of the class its change has")
+            raise Inapplicable(
+                "without the client's schedule it cannot be told how many samples of the class are behind its change"
+            )
         if observation.schedule is not None and observation.schedule.steps > 1:
             raise Inapplicable(f"fishing is for one local step; the client takes {observation.schedule.steps}")
 
@@ -157,7 +159,7 @@ def _count(seen: Observation, name: str, target: int) -> tuple[int, float]:
     """
     name, n = f"{name}.bias", seen.num_examples or 1
     if (kept := seen.altered.kept.get(name)) is not None and not bool(kept.all()):
-        raise Inapplicable(f"entries of {name!r} were not sent, and so not how many samples of the class there are")
+        raise Inapplicable(f"entries of {name!r} were not sent, so the number of samples of the class cannot be told")
     bias = seen.shared[name].double().cpu()
     others = bias[torch.arange(len(bias)) != target]
     absent = torch.full_like(others, 1 / len(others))
@@ -165,5 +167,6 @@ def _count(seen: Observation, name: str, target: int) -> tuple[int, float]:
     error = CLEAR + CERTAIN * n * seen.altered.variance.get(name, 0.0) ** 0.5 / clipped
     counts = n * torch.cat([-bias[target][None] / clipped, absent - others / clipped])
     if error > HALF or float((counts - counts.round()).abs().max()) > error:
-        raise Inapplicable(f"it cannot be told how many samples of class {target} there are: of noise, clipping or another loss")
+        why = "because of noise, clipping or another loss"
+        raise Inapplicable(f"it cannot be told how many samples of class {target} there are, {why}")
     return int(counts[0].round()), clipped

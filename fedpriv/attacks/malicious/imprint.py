@@ -5,9 +5,9 @@ ReLU, neuron i is active for the samples with ``h(x) > e_i``. All neurons have t
 same gradient g to each active one. Hence the difference of neighbouring rows' gradients is ``sum g x`` over the samples between
 two edges, and that of the biases' ``sum g``: their quotient is the sample that is alone in its bin (section 3.2).
 
-The paper inserts a layer; here the server alters the layers that the net has. A change of many local steps still consists of
-single samples as long as training moves the layer by little of a bin's width, and by more than float32 rounds. So the layer's
-outgoing weights are small, and the layer after the next is scaled to the length of training.
+The paper inserts a layer; here the server alters the layers that the net has. A change of many local steps still separates single
+samples if training moves the layer by much less than a bin's width, but by more than float32 rounding. So the layer's outgoing
+weights are small, and the third layer is scaled to the length of training.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LENGTH = 4.0
 """Learning rate times number of local steps, with momentum, up to which rows have the full outgoing weight; longer training
 moves them more."""
 LARGEST = 3.0
-"""Largest factor for the layer after the next: a private head that is trained on much larger features fits all samples, which
+"""Largest factor for the third layer: a private head that is trained on much larger features fits all samples, which
 then give no gradient."""
 APART = 0.02
 """Spread of the biases of the next layer, over the sum of its weights."""
@@ -66,14 +66,15 @@ class Imprint(ImageAttack):
 
     Attributes:
         slope: standard deviation of a neuron's input over public images.
-        outgoing: weight of the bins in the next layer, less where there are more than :data:`FULL_ROWS` or training is longer
+        outgoing: weight of the bins in the second layer, less where there are more than :data:`FULL_ROWS` or training is longer
             than :data:`LENGTH`; a larger weight resolves more, and moves the bins more in every local step.
-        later: factor for the layer after that, over the learning rate times the number of local steps, with momentum; at most
+        later: factor for the third layer: this value divided by (learning rate x number of local steps, with momentum), at most
             :data:`LARGEST`.
-        noise: length of random noise on each row of both layers, as a share of the row's length; it hides that all are alike.
-        quiet: number of directions of the noise in the first layer: those in which public images have the least energy. In the
-            next layer the noise has the directions that the layer after it does not see, as its rank is reduced to this number,
-            or a quarter of its inputs. 0: noise in all directions.
+        noise: length of random noise on each row of the first and second layer, as a share of the row's length; the noise hides
+            that all rows are alike.
+        quiet: number of directions of the noise in the first layer: those in which public images have the least energy. The
+            third layer is projected to this rank (at most a quarter of its inputs), and the second layer's noise lies in what
+            the third then ignores. 0: noise in all directions.
         same: images with a smaller mean squared error count as the same.
         slack: how far outside [0, 1] a pixel may lie and count as in range.
         in_range: share of such pixels that makes a candidate an image.
@@ -149,7 +150,7 @@ class Imprint(ImageAttack):
         """See :meth:`fedpriv.attacks.attack.Attack.run`.
 
         The loss is the share of samples without a candidate image; their rows are NaN. For a message that states no number of
-        samples, all candidates are returned, and count as all samples.
+        samples, all candidates are returned, and the loss assumes that there were no other samples.
         """
         return together(observations, self._single)
 

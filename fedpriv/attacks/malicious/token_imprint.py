@@ -158,7 +158,7 @@ def block_of(observation: Observation) -> Block:
         Inapplicable: the net has none of a BERT's, or adds no positions to words, or they are not sent.
     """
     if text_facts(observation).positions is None:
-        raise Inapplicable("the net adds no position to a word, and an imprint tells words at one position from those at another")
+        raise Inapplicable("the net adds no position to a word, but an imprint needs inputs that depend on the position")
     inner = ".attention.output.dense.weight"
     begins = next((name.removesuffix(inner) for name in observation.weights if name.endswith(inner)), None)
     if begins is None:

@@ -79,13 +79,13 @@ def lbfgs(
     """L-BFGS with at most ``steps`` outer steps; a problem stops when its loss is at most ``enough``.
 
     Args:
-        give_up: ``(step, loss)``: problems above this loss, or losses ``(n,)``, after so many steps stop, since a restart is
-            cheaper.
+        give_up: ``(step, loss)``: problems whose loss is above this after so many steps stop, as a restart is cheaper. One loss
+            for all, or one each ``(n,)``.
         stalled: ``(steps, share)``: problems whose loss fell by less than this share in so many steps stop (:data:`STALLED`); 0
             steps switch this off.
         scale: factor on the loss within L-BFGS, whose tolerances are absolute.
         of: index of the problem that each start belongs to ``(n,)``; all starts of a problem stop when one reaches ``enough``.
-        succeeded: loss from which on :data:`SETTLED` replaces the share of ``stalled``.
+        succeeded: loss at or below which :data:`SETTLED` replaces the share of ``stalled``.
     """
 
     def scaled(rows: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
@@ -202,13 +202,13 @@ def search(
         failing = (~(loss <= failed)).nonzero().flatten()
         if len(failing) == 0:
             break
-        batch_size = _batch_size(objective)
-        ahead = max(1, min(RESTARTS, batch_size) // len(failing)) if attempt and batch_restarts else 1
+        most = batch_size(objective)
+        ahead = max(1, min(RESTARTS, most) // len(failing)) if attempt and batch_restarts else 1
         tries = torch.arange(attempt, min(attempt + ahead, restarts + 1))
         numbers = f"{attempt + 1}" if len(tries) == 1 else f"{attempt + 1} to {attempt + len(tries)}"
         pairs = zip(
-            torch.split(failing.repeat(len(tries)), batch_size),
-            torch.split(tries.repeat_interleave(len(failing)), batch_size),
+            torch.split(failing.repeat(len(tries)), most),
+            torch.split(tries.repeat_interleave(len(failing)), most),
             strict=True,
         )
         for rows, which in pairs:
@@ -229,7 +229,8 @@ def search(
     return SearchResult(x, loss, torch.stack(padded, 1), iterations, restart, time.process_time() - began)
 
 
-def _batch_size(objective: Objective) -> int:
+def batch_size(objective: Objective) -> int:
+    """The number of starts that are minimised at once."""
     weights = sum(tensor[0].numel() for tensor in objective.data.values())
     return int(min(MAX_BATCH, max(1, MEMORY // (4 * (200 * objective.layout.size + 8 * weights)))))
 

@@ -32,7 +32,7 @@ def class_mean(true: Tensor, labels: Tensor, reference: Tensor, reference_labels
 
 
 def nearest(true: Tensor, reference: Tensor, chunk: int = 256) -> Tensor:
-    """The nearest reference image of each image: the best score of copying, as the true image chooses it."""
+    """The nearest reference image of each image: an upper bound for copying, as the choice uses the true image."""
     flat = reference.flatten(1)
     index = torch.cat([torch.cdist(part.flatten(1), flat).argmin(1) for part in torch.split(true, chunk)])
     return reference[index]

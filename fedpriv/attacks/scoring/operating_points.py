@@ -98,9 +98,9 @@ def operating_points(scores: Array, members: Mask) -> OperatingPoints:
 def area(scores: Array, members: Mask, confidence: float = 0.95) -> Area:
     """The area (ties count half) with Newcombe's interval (Stat. Med. 25, 2006, part 2, method 5).
 
-    It holds the true areas that are less than 1.96 (at 95 %) standard errors from the observed one, by the standard error of
-    Hanley & McNeil (1982), as Wilson's interval does for a rate. DeLong's interval and the bootstrap have no width where few
-    samples are separated completely.
+    It contains every true area from which the observed one is less than 1.96 (at 95 %) standard errors away, with that true
+    area's standard error (Hanley & McNeil 1982), as Wilson's interval does for a rate. DeLong's interval and the bootstrap have
+    no width where few samples are separated completely.
     """
     return interval(float(roc_auc_score(members, scores)), int(members.sum()), int((~members).sum()), confidence)
 

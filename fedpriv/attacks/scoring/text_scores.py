@@ -1,7 +1,7 @@
 """Scores of reconstructed text, on the token ids of words.
 
-Special tokens, which every sentence has, do not count, nor does the token for words that the vocabulary lacks. An exact sentence
-must have the latter in its places, though.
+Special tokens, which every sentence has, do not count, nor does the unknown-word token, which stands for words that the
+vocabulary lacks. An exact sentence must nevertheless have the unknown-word token wherever the true one has it.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def match_sentences(result: TextReconstruction, true: Tensor, text: TextFacts) -
         ValueError: the attack found no order of tokens, or another number of sentences.
     """
     if result.ids is None or len(result.ids) != len(true):
-        raise ValueError("sentences can be matched only where the attack result as many, with an order of tokens")
+        raise ValueError("sentences can be matched only if the attack returns as many as there are, with their tokens in order")
     size, order = len(true) // len(result.counts), []
     rows, there = plain(result.ids, text), plain(true, text)
     for begin in range(0, len(true), size):

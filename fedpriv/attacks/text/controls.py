@@ -57,7 +57,8 @@ def sized_control(attack: TextAttack, count: int, tokens: int, width: int, seed:
     """A positive control on one message of ``count`` sentences of so many ``tokens``, from the cache if it is in it.
 
     Args:
-        width: of the encoder. The control's is as wide where that matters, as all tokens are harder to find in a narrow one.
+        width: of the encoder. The control uses this width up to the point where more width no longer matters; all tokens are
+            harder to find in a narrow encoder.
     """
     enough = max(2 * SMALL.width, SMALL.heads * math.ceil(count * tokens / (0.7 * SMALL.heads)))
     width = min(width - width % SMALL.heads, enough)

@@ -66,7 +66,7 @@ def whole_sentences(
     generator, covered = torch.Generator().manual_seed(seed), torch.zeros_like(hits)
     sentences, others, tested = list[Tensor](), dict[tuple[int, ...], float](), 0
     lengths = [n for n in ends(hits, text) if all(map(len, _choices(hits[:, :n], text)))]
-    if text.last is None:  # without a closing token any length is possible, and one sentence has the longest
+    if text.last is None:  # without a closing token any length is possible; a single sentence has the longest possible length
         lengths = lengths[::-1][: None if samples > 1 else 1]
     while lengths and len(sentences) < samples and sum(map(len, sentences)) < span.basis.shape[1] and tested < budget:
         for length in lengths:

@@ -24,8 +24,9 @@ CLEAR = 3.0
 def total_tokens(observation: Observation) -> int | None:
     """The number of tokens of all sentences: the highest rank among the shared linear layers before the head.
 
-    Exact for a noiseless gradient of a net with absolute positions; without, a repeated word may count once. ``None`` if all
-    ranks are full or rounding hides the drop. If only low-rank adapters are shared, there must be fewer tokens than their rank.
+    Exact for a noiseless gradient of a net with absolute positions; without absolute positions, a repeated word may count once.
+    ``None`` if all ranks are full or rounding hides the drop. If only low-rank adapters are shared, there must be fewer tokens
+    than their rank.
     """
     message = as_gradient(observation)
     ranks = []

@@ -105,7 +105,10 @@ def _decay(observation: Observation, name: str, start: Tensor) -> tuple[Tensor, 
 
 
 def _beyond_decay(rows: Tensor, start: Tensor, observation: Observation, name: str) -> Rows | None:
-    """The used rows of a change ``(V, d)`` by known weight decay; ``None`` if all rows changed by more."""
+    """The rows of a change ``(V, d)`` that changed by more than the known weight decay explains.
+
+    ``None`` if all rows did, or if no decay is known.
+    """
     decayed, steps = _decay(observation, name, start)
     left = (rows - decayed).norm(dim=1)
     # Each step rounds every entry once, up or down.
@@ -116,7 +119,9 @@ def _beyond_decay(rows: Tensor, start: Tensor, observation: Observation, name: s
 
 
 def _undecayed(rows: Tensor, start: Tensor) -> Rows | None:
-    """The used rows of a change ``(V, d)`` in which all others are ``start`` times a common factor; ``None`` if there are few.
+    """The used rows of a change ``(V, d)`` in which all others are ``start`` times a common factor.
+
+    ``None`` if there are too few of these others.
 
     The gradient of a used row is hardly ever parallel to its weights.
     """
@@ -134,9 +139,9 @@ def _undecayed(rows: Tensor, start: Tensor) -> Rows | None:
 
 
 def _half_precision(rows: Tensor, start: Tensor, observation: Observation, name: str) -> Rows | None:
-    """The used rows of a change ``(V, d)`` of weights sent in 16 bits: those that unused rows do not round to.
+    """The used rows of a change ``(V, d)`` of weights sent in 16 bits.
 
-    ``None`` if the weights have more than 16 bits.
+    The other rows are what weight decay and rounding to 16 bits alone give. ``None`` if the weights have more than 16 bits.
     """
     sent = (start + rows).float()
     near = sent.abs() * NEAR + 1e-9
@@ -146,12 +151,13 @@ def _half_precision(rows: Tensor, start: Tensor, observation: Observation, name:
             other = (sent - (start + decayed).float().to(dtype).float()).abs() > near
             # Weights near the middle of two numbers may be rounded to the other one.
             used = other.sum(1) > max(1.0, (1 - ON_GRID) * other.shape[1])
-            return Rows(used, (rows - decayed).norm(dim=1), True, f"the others round to what unused rows do in {str(dtype)[6:]}")
+            how = f"the other rows are what weight decay and rounding to {str(dtype)[6:]} alone give"
+            return Rows(used, (rows - decayed).norm(dim=1), True, how)
     return None
 
 
 def _quantised(rows: Tensor, start: Tensor, observation: Observation, name: str) -> Rows | None:
-    """The used rows of a quantised change ``(V, d)``, all multiples of one number; ``None`` if it is not."""
+    """The used rows of a quantised change ``(V, d)``; ``None`` if its entries are not multiples of one number."""
     step = math.sqrt(6 * observation.altered.variance[name])
     codes = rows / step
     if float(((codes - codes.round()).abs() < 0.1).float().mean()) <= ON_GRID:
@@ -160,4 +166,4 @@ def _quantised(rows: Tensor, start: Tensor, observation: Observation, name: str)
     far = ((rows - decayed).abs() > 1.1 * step).any(1)
     expected = decayed.abs().sum(1) / step  # number of entries of an unused row that are not rounded to 0
     used = far | (codes.round().ne(0).sum(1) > expected + 4 * expected.sqrt() + 3)
-    return Rows(used, (rows - decayed).norm(dim=1), True, "the others changed by no more than decay and rounding may do")
+    return Rows(used, (rows - decayed).norm(dim=1), True, "the other rows changed by no more than decay and rounding may do")

@@ -1,9 +1,10 @@
 """DAGER: sentences from the spans of linear layers' gradients (Petrov et al., NeurIPS 2024).
 
 1. The first layers' span shows which words can be at which positions (:mod:`fedpriv.attacks.text.gradient_span`). In a batch it
-   also holds combinations of true pairs: with word a at p and q, and word b at p, also b at q.
+   also holds combinations of true pairs (whose inputs are linear combinations of the true ones): with word a at p and q, and word
+   b at p, also b at q.
 2. A later layer's span shows which sentences these words form (:mod:`fedpriv.attacks.text.descent`).
-3. The head's gradient shows how often each occurs, with which label (:mod:`fedpriv.attacks.text.repeats`).
+3. The head's gradient shows how often each sentence occurs, with which label (:mod:`fedpriv.attacks.text.repeats`).
 4. In small batches, gradient matching searches for the sentences that are still missing.
 
 The attacker knows all weights of the encoder. It does not need the embedding's gradient, nor those of all layers. It fails under

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.explained import ONE_STEP, SIMULATED, Agreement, as_one_step, explained
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.same_net import on_same_net
-from fedpriv.attacks.lab.trial import Attacker, Mounted, NotTried, Trial, add_same_net_control, difference_reasons
+from fedpriv.attacks.lab.trial import Attacker, AttemptT, Mounted, NotTried, Trial, add_same_net_control, difference_reasons
 from fedpriv.attacks.scoring.baselines import baselines
 from fedpriv.attacks.scoring.scores import counts, mse, threshold_above, under
 from fedpriv.audit.fitting import unfit
@@ -37,7 +38,50 @@ EXPLAINED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target(Images):
+class Doubts:
+    """Why a failure on messages may be no evidence.
+
+    Attributes:
+        doubt: why attacks that simulate the clients' steps are inconclusive on these messages; ``None``: the steps explain them.
+        doubt_of_one_step: why attacks that read a change as the gradient of one step are inconclusive; ``None``: one step
+            explains the messages.
+        doubts_all: whether messages that the steps do not explain make all attacks inconclusive. True where the steps are only
+            the caller's claim: such a message may be of other samples.
+        on_same_net: the control of an attacker on the attacked net, at the weights of the messages
+            (:mod:`fedpriv.attacks.lab.same_net`); ``None``: the net is that of the controls.
+    """
+
+    doubt: Callable[[], str | None] = lambda: None
+    doubts_all: bool = False
+    doubt_of_one_step: Callable[[], str | None] = lambda: None
+    on_same_net: Callable[[Attacker[Any]], Control | None] = lambda attacker: None
+
+    def with_doubts(self, attempt: AttemptT) -> AttemptT:
+        """Mark a failed attempt inconclusive if its simulated steps are not the clients', or if it also fails on undefended
+        messages of this net.
+
+        Closed forms need the control on the same net, too: below a last layer that is still zero, as in many new nets, no
+        gradient shows anything, and messages of later rounds may show everything. Attacks of a malicious server do not need this
+        control: they target one class, which the control's samples may not have.
+        """
+        attack = attempt.attacker.attack
+        if attempt.reconstruction is None:
+            return attempt
+        doubt = self.doubt() if self.doubts_all or attack.simulates else None
+        if doubt is None and attack.one_step:
+            doubt = self.doubt_of_one_step()
+        if doubt is not None:
+            return replace(attempt, reasons=(*attempt.reasons, *difference_reasons([doubt])))
+        needs_control = attempt.is_evidence and not attack.is_malicious() and self.failed(attempt)
+        return add_same_net_control(attempt, self.on_same_net(attempt.attacker) if needs_control else None)
+
+    def failed(self, attempt: Any) -> bool:
+        """Whether an attempt recovered nothing, or no more than guesses."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target(Doubts, Images):
     """The messages to attack, and the truth behind them. Attackers who have public images get those of the baselines.
 
     Attributes:
@@ -47,13 +91,6 @@ class Target(Images):
             leave them as they are.
         reference, reference_labels: public images of the same kind, for the baselines; ``None`` where there are none.
         note: a further note; for pairs, on the texts.
-        doubt: why attacks that simulate the clients' steps are inconclusive on these messages; ``None``: the steps explain them.
-        doubt_of_one_step: why attacks that read a change as the gradient of one step are inconclusive; ``None``: one step
-            explains the messages.
-        doubts_all: if the steps do not explain the messages, whether all other attacks are inconclusive, too. They are where
-            steps are only declared: such a message may be of other images.
-        on_same_net: the control of an attacker on the attacked net, at the weights of the messages
-            (:mod:`fedpriv.attacks.lab.same_net`); ``None``: the net is that of the controls.
     """
 
     title: str
@@ -62,10 +99,6 @@ class Target(Images):
     reference_labels: Tensor | None = None
     statistics: Mapping[str, Target] = field(default_factory=dict)
     note: str | None = None
-    doubt: Callable[[], str | None] = lambda: None
-    doubts_all: bool = False
-    doubt_of_one_step: Callable[[], str | None] = lambda: None
-    on_same_net: Callable[[Attacker[ImageAttack]], Control | None] = lambda attacker: None
 
     def messages(self, attacker: Attacker[ImageAttack]) -> list[list[Observation]]:
         """See :meth:`fedpriv.attacks.lab.trial.Task.messages`."""
@@ -79,25 +112,9 @@ class Target(Images):
         attempt = self.with_doubts(super().judge(attacker, mounted, trial))
         return attempt if mounted.reach is None else replace(attempt, reasons=difference_reasons([mounted.reach.text]))
 
-    def with_doubts(self, attempt: ImageAttempt) -> ImageAttempt:
-        """Mark a failed attempt inconclusive if its simulated steps are not the clients', or if it also fails on undefended
-        messages of this net.
-
-        Closed forms need the control on the same net, too: below a last layer that is still zero, as in many new nets, no
-        gradient shows anything, and later ones may show all. A malicious server does not: it targets one class, which the
-        control's images may not have.
-        """
-        attack = attempt.attacker.attack
-        if attempt.reconstruction is None:
-            return attempt
-        doubt = self.doubt() if self.doubts_all or attack.simulates else None
-        if doubt is None and attack.one_step:
-            doubt = self.doubt_of_one_step()
-        if doubt is not None:
-            return replace(attempt, reasons=(*attempt.reasons, *difference_reasons([doubt])))
-        failed = (attempt.recovered is not None and not attempt.recovered.successes) or self.guessed(attempt)
-        needs_control = attempt.is_evidence and not attack.is_malicious() and failed
-        return add_same_net_control(attempt, self.on_same_net(attempt.attacker) if needs_control else None)
+    def failed(self, attempt: ImageAttempt) -> bool:
+        """See :meth:`Doubts.failed`."""
+        return (attempt.recovered is not None and not attempt.recovered.successes) or self.guessed(attempt)
 
     def guessed(self, attempt: ImageAttempt) -> bool:
         """Whether an attempt recovered no more images than the baselines."""
@@ -208,13 +225,13 @@ def of_messages(
     """
 
     def target(what: str, masked: int) -> Target:
-        return _of_source(_Source(record, messages, what), title, images, labels, masked, views)
+        return _of_source(Source(record, messages, what), title, images, labels, masked, views)
 
     whole = record.observation(messages[0], ThreatModel())
-    masked, statistics = _hidden(of_images(record, messages[0], whole)), dict[str, Target]()
+    masked, statistics = hidden_layers(of_images(record, messages[0], whole)), dict[str, Target]()
     for what in record.gradients(messages[0]):
         try:
-            hidden = _hidden(_Source(record, messages, what).read(messages[0], ThreatModel()))
+            hidden = hidden_layers(Source(record, messages, what).read(messages[0], ThreatModel()))
         except UsageError:  # every attack on it will say so
             hidden = masked
         statistics[what] = target(what, hidden)
@@ -222,7 +239,7 @@ def of_messages(
 
 
 @dataclass(frozen=True)
-class _Source:
+class Source:
     """What of messages is attacked: a statistic or, where ``what`` is empty, the model's change. Of pairs, the net on images
     alone (:mod:`fedpriv.audit.images.pairs`)."""
 
@@ -242,7 +259,7 @@ class _Source:
         return begun(self.read(message, ThreatModel()), weights)
 
 
-def _of_source(source: _Source, title: str, images: Tensor, labels: Tensor, masked: int, views: Tensor | None) -> Target:
+def _of_source(source: Source, title: str, images: Tensor, labels: Tensor, masked: int, views: Tensor | None) -> Target:
     record, first = source.record, source.messages[0]
     reference = record.public_images()
     steps = record.steps_behind(first, source.what) if source.what else None
@@ -255,7 +272,7 @@ def _of_source(source: _Source, title: str, images: Tensor, labels: Tensor, mask
     def doubt(one_step: bool) -> str | None:
         if not knows_texts(source.read(first, ThreatModel())):  # the text's features are unknown, so this net matches no real one
             return None
-        return _unexplained(source, images if views is None else views[:, -1], labels, one_step, is_mean)
+        return unexplained(source, images if views is None else views[:, -1], labels, one_step, is_mean)
 
     @cache
     def control(attacker: Attacker[ImageAttack]) -> Control | None:
@@ -271,15 +288,15 @@ def _of_source(source: _Source, title: str, images: Tensor, labels: Tensor, mask
     )  # fmt: skip
 
 
-def _hidden(seen: Observation) -> int:
+def hidden_layers(seen: Observation) -> int:
     """The number of fully connected layers at the end that a message hides; a hidden end without any counts as one."""
     shown = any(name.startswith("top.") for name in seen.shared)
     return 0 if shown else max(1, sum(isinstance(module, nn.Linear) for module in seen.net.top.modules()))
 
 
-def _unexplained(source: _Source, images: Tensor, labels: Tensor, one_step: bool, is_mean: bool) -> str | None:
-    """Why attacks that simulate the clients' steps cannot succeed; ``None``: with the true images the steps give the messages, or
-    noise hides whether they do. Of many messages, the first :data:`EXPLAINED` are simulated."""
+def unexplained(source: Source, images: Tensor, labels: Tensor, one_step: bool, is_mean: bool) -> str | None:
+    """Why attacks that simulate the clients' steps cannot succeed; ``None``: with the true images (or rows) the steps give the
+    messages, or noise hides whether they do. Of many messages, the first :data:`EXPLAINED` are simulated."""
     size, agreements = len(images) // len(source.messages), list[Agreement]()
     samples = zip(source.messages[:EXPLAINED], torch.split(images, size), torch.split(labels, size), strict=False)
     for message, true_images, true_labels in samples:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from fedpriv.attacks.core.status import Reason
-from fedpriv.audit.judge import images, texts
-from fedpriv.audit.results import AuditedRun, ImageTarget, Part, TextTargetResult
+from fedpriv.audit.judge import images, rows, texts
+from fedpriv.audit.results import AuditedRun, ImageTarget, Part, RowTarget, TextTargetResult
 
-T = TypeVar("T", ImageTarget, TextTargetResult)
+T = TypeVar("T", ImageTarget, TextTargetResult, RowTarget)
+
+
+_PARTS: Mapping[str, tuple[Part, Part]] = {
+    "image": ("images", "single images"),
+    "text": ("texts", "single texts"),
+    "row": ("rows", "single rows"),
+}
 
 
 def was_cut(reason: Reason | None) -> bool:
@@ -19,16 +26,17 @@ def was_cut(reason: Reason | None) -> bool:
 
 def samples_cut(run: AuditedRun) -> bool:
     """Whether an attack on samples was cut, or was tried on fewer of them."""
-    left_out: tuple[Part, ...] = ("images", "texts", "class centres")
+    left_out: tuple[Part, ...] = ("images", "texts", "rows", "class centres")
     return (
         any(was_cut(run.not_run.get(part)) for part in left_out)
         or any(map(_was_cut, run.images))
         or any(map(_was_cut, run.texts))
+        or any(map(_was_cut, run.rows))
     )
 
 
-def _was_cut(target: ImageTarget | TextTargetResult) -> bool:
-    """Whether an attack on a target was cut. A text attack that ran never counts as cut, even if its control was."""
+def _was_cut(target: ImageTarget | TextTargetResult | RowTarget) -> bool:
+    """Whether an attack on a target was cut. One on texts or rows that ran never counts as cut, even if its control was."""
     if isinstance(target, ImageTarget):
         return any(was_cut(outcome.cut) or any(map(was_cut, outcome.status.reasons)) for outcome in target.outcomes)
     return any(not outcome.status.was_run and any(map(was_cut, outcome.status.reasons)) for outcome in target.outcomes)
@@ -49,23 +57,22 @@ def samples_not_known(run: AuditedRun) -> Iterator[str]:
             yield "sentences can be recovered"
     yield from (f"{samples} can be recovered from {what}" for what, samples in statistics_not_known(run))
     if not run.modalities:
-        yield "rows of a table can be recovered"
+        yield from _not_known(run, "row", run.rows, rows.is_known)
     if unknown_statistics := [statistic.what for statistic in run.statistics if not statistic.known]:
         yield f"what was sent as {', '.join(unknown_statistics)} gives samples away"
 
 
 def _not_known(run: AuditedRun, sample: str, targets: Sequence[T], is_known: Callable[[T], bool]) -> Iterator[str]:
-    """Yields "samples can be recovered" if no attack on them is evidence, or the budget cut the attacks on a target before
-    one was.
+    """Yields "samples can be recovered" if no attack on them is evidence, or if the budget cut the attacks on a target before any
+    conclusive attack on it.
 
     Otherwise yields "single samples can be recovered" if no attack on clients with one sample (the easiest case) is evidence,
     naming the rounds if only some are open.
 
     Args:
-        sample: ``image`` or ``text``.
+        sample: ``image``, ``text`` or ``row``.
     """
-    whole: Part = "images" if sample == "image" else "texts"
-    single: Part = "single images" if sample == "image" else "single texts"
+    whole, single = _PARTS[sample]
     cut = any(not is_known(target) and _was_cut(target) for target in targets)
     on_model = [target.part(None) for target in targets]
     if not any(map(is_known, on_model)) or cut or was_cut(run.not_run.get(whole)):
@@ -83,7 +90,7 @@ def statistics_not_known(run: AuditedRun) -> Iterator[tuple[str, str]]:
 
     They are sent beside the model, and defences may leave them as they are, so that attacks on the model say nothing of them.
     Clients with one sample decide, if there are any. They also count as known if the model's change already gave away all
-    their images.
+    their images or rows.
     """
     for what in (statistic.what for statistic in run.statistics if statistic.gradient):
         known = [(target, images.is_known(target.part(what)) or images.all_recovered(target)) for target in run.images]
@@ -91,9 +98,11 @@ def statistics_not_known(run: AuditedRun) -> Iterator[tuple[str, str]]:
             yield what, "images"
         if not _decided([(target, _sentences_known(target.part(what))) for target in run.texts]):
             yield what, "texts"
+        if not _decided([(target, rows.is_known(target.part(what)) or rows.all_recovered(target)) for target in run.rows]):
+            yield what, "rows"
 
 
-def _decided(known: Sequence[tuple[ImageTarget | TextTargetResult, bool]]) -> bool:
+def _decided(known: Sequence[tuple[ImageTarget | TextTargetResult | RowTarget, bool]]) -> bool:
     """Whether all targets with one sample are known, or if there are none, some message is; true without targets."""
     single = [is_known for target, is_known in known if target.kind != "message"]
     return all(single) if single or not known else any(is_known for _, is_known in known)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedpriv.attacks.scoring.scores import Rate
-from fedpriv.audit.judge import classes, images, members, texts
+from fedpriv.audit.judge import attributes, classes, images, members, rows, texts
 from fedpriv.audit.judge.known import samples_cut, samples_not_known, statistics_not_known, was_cut
 from fedpriv.audit.results import AuditedRun
 
@@ -35,7 +35,8 @@ class Measure:
 
 @dataclass(frozen=True)
 class OpenRate:
-    """The rate that leaves most open; ``kind``: ``message``, ``single image``, ``single text`` or ``class centres``."""
+    """The rate that leaves most open; ``kind``: ``message``, ``single image``, ``single text``, ``single row`` or
+    ``class centres``."""
 
     rate: Rate
     attack: str
@@ -50,6 +51,7 @@ def most_recovered(run: AuditedRun) -> Rate | None:
     rates = [most.rate for target in run.images if (most := images.best(target)) is not None]
     exact = [attack.figures.exact for target in run.texts if (attack := texts.best(target)) is not None]
     rates += [rate for rate in exact if rate is not None]
+    rates += [rows.recovered(most) for target in run.rows if (most := rows.best(target)) is not None]
     # That class centres give nothing away is no evidence: they can only add to what is known.
     rates += [center.recovered.rate for center in run.centers if images.gives_away(center)]
     return max(rates, key=lambda rate: (rate.share, rate.high), default=None)
@@ -64,6 +66,11 @@ def most_open(run: AuditedRun) -> OpenRate | None:
     ]
     exact = ((target, attack, rate) for target in run.texts for attack, rate in texts.conclusive(target))
     rates += [OpenRate(rate, attack.outcome.attack, target.kind) for target, attack, rate in exact]
+    rates += [
+        OpenRate(rows.recovered(attack), attack.outcome.attack, target.kind)
+        for target in run.rows
+        for attack in rows.conclusive(target)
+    ]
     centers = filter(images.gives_away, run.centers)
     rates += [OpenRate(center.recovered.rate, "inversion", "class centres") for center in centers]
     return max(rates, key=lambda open_rate: open_rate.rate.high, default=None)
@@ -84,6 +91,22 @@ def words(run: AuditedRun) -> float | None:
     """The largest share of the tokens of texts that an attack named, far better than chance."""
     named = [attack.figures.recall or 0.0 for target in run.texts if (attack := texts.naming_words(target)) is not None]
     return max(named, default=0.0 if any(map(texts.best, run.texts)) else None)
+
+
+def cells(run: AuditedRun) -> float | None:
+    """The largest share of the cells of rows that an attack recovered, beyond what guesses have right; 0 where none did."""
+    shares = [
+        attack.figures.cells.share if rows.beyond_guesses(attack.figures, target.baselines) else 0.0
+        for target in run.rows
+        for attack in rows.conclusive(target)
+    ]
+    return max(shares, default=None)
+
+
+def attribute_advantage(run: AuditedRun) -> float | None:
+    """By how much a message names the values of a hidden column more often than the other columns tell them, where that is
+    significant; the largest of all columns."""
+    return attributes.advantage(run)
 
 
 def membership_auc(run: AuditedRun) -> float | None:
@@ -133,6 +156,7 @@ def _samples_open(run: AuditedRun) -> str | None:
         return "attacks on samples were cut by the audit's budget"
     reasons = [images.may_be_more(part) for target in run.images for part in target.parts()]
     reasons += [texts.sentences_not_known(part) for target in run.texts for part in target.parts()]
+    reasons += [rows.may_be_more(part) for target in run.rows for part in target.parts()]
     if why := next(filter(None, reasons), None):
         return f"a failure is no evidence: {why}"
     missing = list(samples_not_known(run))
@@ -148,6 +172,12 @@ def _words_open(run: AuditedRun) -> str | None:
         return f"no attack whose failure is evidence was mounted on {len(missing)} of the texts' messages"
     statistics = [what for what, samples in statistics_not_known(run) if samples == "texts"]
     return f"no attack whose failure is evidence was mounted on {', '.join(statistics)}" if statistics else None
+
+
+def _cells_open(run: AuditedRun) -> str | None:
+    if not run.rows:
+        return None
+    return _samples_open(run)
 
 
 def _members_open(run: AuditedRun) -> str | None:
@@ -179,6 +209,8 @@ _CANARIES = "the run has no canaries (fedpriv train --canaries)"
 MEASURES: Mapping[str, Measure] = {
     "recovered": Measure(recovered, _samples_open),
     "words": Measure(words, _words_open),
+    "cells": Measure(cells, _cells_open),
+    "attribute_advantage": Measure(attribute_advantage, attributes.not_known),
     "membership_auc": Measure(membership_auc, _members_open),
     "membership_tpr": Measure(membership_tpr, _tpr_open),
     "epsilon": Measure(epsilon, is_share=False),
@@ -204,6 +236,11 @@ def metrics(run: AuditedRun) -> dict[str, float]:
             values[f"token_recall_from_{place}"] = attack.figures.recall
             values[f"token_precision_from_{place}"] = attack.figures.precision
             values[f"exact_texts_from_{place}"] = None if exact is None else exact.share
+    for kind in ("message", "single row"):
+        if (best := rows.best_of(run, kind)) is not None:
+            place = kind.replace(" ", "_")
+            values[f"recovered_from_{place}"] = rows.recovered(best).share
+            values[f"cells_from_{place}"] = best.figures.cells.share
     values["labels_exact"] = _mean([result.exact for result in classes.by_rule(run.labels)])
     values["label_counts"] = _mean([result.count_accuracy for result in run.labels if result.count_accuracy is not None])
     values["labels_exact_by_shadows"] = None if run.shadow_labels is None else run.shadow_labels.report.exact

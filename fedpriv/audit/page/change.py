@@ -48,13 +48,19 @@ def changes(run: AuditedRun, alike: Sequence[AuditedRun]) -> tuple[str, str | No
 def _target(run: AuditedRun) -> Condition | None:
     """A target that the run misses because of its finding; ``None``: no measure shows the finding."""
     level, best = run.concluded.level, members.best(run.membership)
-    if level == MEMBERS and (best is None or best.together.low <= 0.5) and members.reversed_attack(run.membership) is None:
+    tells_members = members.tells(run.membership)
+    if (
+        level == MEMBERS
+        and tells_members
+        and (best is None or best.together.low <= 0.5)
+        and members.reversed_attack(run.membership) is None
+    ):
         return None  # found at a low false-positive rate, which the area need not show
     halfway = math.floor(50 * (0.5 + (membership_auc(run) or 0.0))) / 100  # between guessing and what was found
     wanted = {
-        WORDS_OF_TEXTS: "words<=0",
-        MEMBERS: f"membership_auc<={min(0.6, halfway)}",
-        SINGLES: "recovered<=0,words<=0",
+        WORDS_OF_TEXTS: "words<=0,cells<=0",
+        MEMBERS: f"membership_auc<={min(0.6, halfway)}" if tells_members else "attribute_advantage<=0",
+        SINGLES: "recovered<=0,words<=0,cells<=0",
         CLASSES: "labels<=0.5",
     }
     targets = conditions(wanted.get(level, "recovered<=0"), "--target")
@@ -64,15 +70,17 @@ def _target(run: AuditedRun) -> Condition | None:
 def _command(run: AuditedRun, target: Condition) -> str:
     """The search for a defence that meets the target.
 
-    Strengths are searched by replay of single uploads, without training; for other measures, and for sums, values are listed.
+    For ``recovered`` and ``labels`` of single uploads, the command gives a range of noise, which is searched by replay without
+    training; otherwise it lists fixed values.
     """
-    searched = target.measure in ("recovered", "labels") and not run.summed
+    searched = target.measure in ("recovered", "cells", "labels") and not run.summed
     noise = ["gaussian:variance=1e-10..1e-4"] if searched else ["gaussian:variance=1e-6", "gaussian:variance=1e-4"]
     pruned = [] if run.summed else ["prune:fraction=0.01"]  # what is pruned has no sum
     sent = {statistic.what for statistic in run.statistics}
     statistics = sent - OF_MODEL
     removable = bool(statistics) and statistics <= _REMOVABLE
-    # What an attack on samples does not use may be sent beside a defence of the model; it reveals members and classes.
+    # If samples are the target, statistics that the attack did not use may stay; otherwise they must be masked, as they reveal
+    # members and classes.
     in_them = removable and (target.measure != "recovered" or any(map(gives_away, run.centers)))
     without = [_NO_STATISTICS] if in_them else []
     if RUNNING in sent and target.measure == "membership_auc":

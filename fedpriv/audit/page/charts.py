@@ -156,7 +156,7 @@ def _distinct_names(attacks: Sequence[MembershipOutcome]) -> tuple[list[str], st
     """
     facts = [(f"round {attack.round}", _clients(attack)) for attack in attacks]
     rounds = len({round for round, _ in facts})
-    shown = (rounds > 1, rounds != len(set(facts)))  # where no two groups share a round, it implies the clients
+    shown = (rounds > 1, rounds != len(set(facts)))  # if each round has one group of clients, the round names it
     names = [
         ", ".join([attack.attack, *(fact for fact, is_shown in zip(both, shown, strict=True) if is_shown)])
         for attack, both in zip(attacks, facts, strict=True)

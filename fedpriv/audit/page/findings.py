@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from fedpriv.attacks.scoring.scores import wilson
-from fedpriv.audit.formats import NOTHING, bound, counted, interval, listed, percent, plain, power, short
+from fedpriv.audit.formats import NOTHING, bound, counted, interval, listed, percent, plain, points, power, short
 from fedpriv.audit.images.pictures import SHOWN
-from fedpriv.audit.judge import images, members, texts
+from fedpriv.audit.judge import attributes, images, members, rows, texts
 from fedpriv.audit.page import charts, words
 from fedpriv.audit.page.blocks import (
     Block,
@@ -34,9 +34,14 @@ from fedpriv.audit.results import (
     ImageFigures,
     ImageOutcome,
     ImageTarget,
+    Interval,
     LabelResult,
     MembershipOutcome,
     Part,
+    RowFigures,
+    RowOutcome,
+    RowRates,
+    RowTarget,
     TextOutcome,
     TextScoreMeans,
     TextTargetResult,
@@ -53,7 +58,12 @@ def findings(run: AuditedRun) -> Iterator[Section]:
         yield _attacks_on("images", run, [_images(run, target) for target in run.images], words.NO_IMAGES, words.FEW_IMAGES)
     if "text" in run.modalities:
         yield _attacks_on("texts", run, list(map(_texts, run.texts)), words.NO_TEXTS, words.FEW_TEXTS)
-    yield from (_classes(run), _centers(run), _membership(run), _epsilon(run))
+    if not run.modalities:
+        yield _attacks_on("rows", run, list(map(_rows, run.rows)), words.NO_ROWS, words.FEW_ROWS)
+    yield from (_classes(run), _centers(run), _membership(run))
+    if not run.modalities:
+        yield _attributes(run)
+    yield _epsilon(run)
     if run.comparison is not None:
         yield _sums(run)
 
@@ -63,7 +73,9 @@ def _because(run: AuditedRun, part: Part) -> str:
     return f": {run.not_run[part]}." if part in run.not_run else "."
 
 
-def _attacks_on(what: Literal["images", "texts"], run: AuditedRun, targets: list[Section], none: str, few: str) -> Section:
+def _attacks_on(
+    what: Literal["images", "texts", "rows"], run: AuditedRun, targets: list[Section], none: str, few: str
+) -> Section:
     missing = few if targets else none
     without = [nothing(missing.format(because=_because(run, what)))] if what in run.not_run or not targets else []
     return Section(f"Attacks on {what}", [*targets, *without])
@@ -145,13 +157,69 @@ def _texts(target: TextTargetResult) -> Section:
     return _of_target(target, [*blocks, Details(words.KNOWN, [Bullets(_knowledge(target.outcomes))])])
 
 
-def _of_target(target: ImageTarget | TextTargetResult, blocks: Sequence[Block]) -> Section:
+def _rows(target: RowTarget) -> Section:
+    def cells(rates: RowRates) -> Cells:
+        own = rates if isinstance(rates, RowFigures) else None
+        kinds = [None, None, None] if own is None else [measured(own.numbers), measured(own.categories), measured(own.labels)]
+        return [measured(rates.cells), measured(rates.rows), *kinds]
+
+    best = rows.best(target)
+    names = ["%cells right", "%rows right in every cell", "%numbers right", "%categories right", "%labels right"]
+    guesses = {name: cells(guess) for name, guess in target.baselines.items()}
+    blocks: list[Block] = [_attempts(target.outcomes, names, cells, guesses, None if best is None else best.outcome)]
+    if best is not None:
+        lines = []
+        for cell in best.figures.example.cells:
+            right = "right" if cell.right else Styled("wrong", "nothing")
+            lines.append(Row((cell.column, cell.true, cell.recovered, right, cell.guessed)))
+        right = f"{best.figures.example.right} of {target.columns} cells are right"
+        lead = f"The row that {best.outcome.attack} recovered best, of which {right}:"
+        heads = ("column", "#true", "#recovered", "outcome", "#mean or most frequent level")
+        blocks.append(Table("A true row and its reconstruction", heads, lines, lead=lead))
+    return _of_target(target, [*blocks, Details(words.KNOWN, [Bullets(_knowledge(target.outcomes))])])
+
+
+def _attributes(run: AuditedRun) -> Section:
+    """Hidden values of columns, the largest advantage first."""
+    heads = (
+        "column", "#round", "#client", "#values", "%named with the message", "%by the other columns", "#difference",
+        "95 % interval for all at once", "outcome",
+    )  # fmt: skip
+    inferred = sorted(attributes.ran(run.attributes), key=lambda attack: -attack.figures.together.low)
+    lines = []
+    for attack in inferred:
+        outcome, figures = attack.outcome, attack.figures
+        about = (outcome.column, outcome.round, outcome.sender.short, outcome.values)
+        status = outcome.status
+        shown = status.word if status.is_evidence or status.word == "found" else f"{status.word}: {status.why}"
+        both = (measured(figures.right), measured(figures.guessed), points(figures.advantage))
+        lines.append(Row((*about, *both, _signed(figures.together), shown)))
+    none = f"No column was hidden{_because(run, 'attributes')}"
+    blocks: list[Block] = [Table("Attribute inference", heads, lines, none, words.ATTRIBUTES if lines else "")]
+    if inferred:
+        blocks.append(Bullets([f"{sentence}." for sentence in inferred[0].outcome.knows], lead="The attacker:"))
+        if "attributes" in run.not_run:
+            blocks.append(nothing(f"Left out{_because(run, 'attributes')}"))
+    failed = dict.fromkeys(outcome.status.why for outcome in run.attributes if not outcome.status.was_run)
+    blocks += [nothing(f"Not tried: {why}.") for why in failed]
+    if run.attribute_controls:
+        caption = "Controls of attribute inference"
+        blocks.append(Details(caption, [controls(run.attribute_controls, caption)]))
+    return Section("Hidden values of rows", blocks)
+
+
+def _signed(span: Interval) -> str:
+    """An interval of differences, in percentage points."""
+    return f"{100 * span.low:+.1f} to {100 * span.high:+.1f}".replace("-", "−")
+
+
+def _of_target(target: ImageTarget | TextTargetResult | RowTarget, blocks: Sequence[Block]) -> Section:
     kind = Styled("real message" if target.kind == "message" else "easiest case", "pill")
     return Section((target.title, " ", kind), blocks, "attack")
 
 
 def _attempts(
-    outcomes: Sequence[ImageOutcome | TextOutcome],
+    outcomes: Sequence[ImageOutcome | TextOutcome | RowOutcome],
     names: Sequence[str],
     cells: Callable[[Any], Cells],
     guesses: Mapping[str, Cells],
@@ -171,7 +239,7 @@ def _attempts(
             rows.append(Row((outcome.attack, f"no attempt: {outcome.status.why}{f'; {partial.sentence}' if partial else ''}")))
             continue
         budget = outcome.budget
-        if isinstance(outcome, TextOutcome) and not outcome.status.is_evidence:
+        if not isinstance(outcome, ImageOutcome) and not outcome.status.is_evidence:
             budget = f"{budget or NOTHING}; a failure is no evidence: {outcome.status.why}"
         name = (outcome.attack, " ", Styled("best of this kind", "pill")) if outcome is best else outcome.attack
         measures = (*cells(outcome.figures), budget, short(outcome.figures.cpu_seconds))
@@ -180,7 +248,7 @@ def _attempts(
     return Table("Every attempt", ("attacker", *names, "~budget", "#CPU s"), rows)
 
 
-def _knowledge(outcomes: Sequence[ImageOutcome | TextOutcome]) -> list[Content]:
+def _knowledge(outcomes: Sequence[ImageOutcome | TextOutcome | RowOutcome]) -> list[Content]:
     """What attackers were assumed to know; those that know the same are named together."""
     attackers = {
         knows: ", ".join(outcome.attack for outcome in outcomes if outcome.knows == knows)

@@ -9,7 +9,7 @@ from fedpriv.attacks.scoring.scores import RECOVERED, wilson
 from fedpriv.audit.answer import WORDS
 from fedpriv.audit.facts import cost_in_sentences
 from fedpriv.audit.formats import bound, counted, interval, listed, paired, percent, plain, ranked, scored, short, size, whole
-from fedpriv.audit.judge import classes, images, members, texts
+from fedpriv.audit.judge import classes, images, members, rows, texts
 from fedpriv.audit.page import charts, findings, words
 from fedpriv.audit.page.blocks import (
     Block,
@@ -70,7 +70,8 @@ def _some(runs: Sequence[AuditedRun], modality: str) -> bool:
 
 def _answer(runs: Sequence[AuditedRun]) -> Section:
     cards: list[Block] = [_card(number, run) for number, run in enumerate(runs, 1)]
-    rules = Paragraph(words.RULES.format(words=", ".join(WORDS)), "soft")
+    meant = [words.RULES.format(words=", ".join(WORDS)), *([words.RULES_OF_ROWS] if any(run.rows for run in runs) else [])]
+    rules = Paragraph(" ".join(meant), "soft")
     return Section("Answer", [*(cards or [nothing(_NONE)]), rules], anchor="answer", link="Answer")
 
 
@@ -109,6 +110,7 @@ def _summary(runs: Sequence[AuditedRun]) -> Section:
     verdicts = [Section(f"{number} {run.name}", [Bullets(run.verdict, none)]) for number, run in enumerate(runs, 1)]
     meant = [words.RECOVERED.format(limit=RECOVERED)] if _some(runs, "image") or not runs else []
     meant += [words.READ] if _some(runs, "text") else []
+    meant += [words.READ_ROWS] if any(run.rows for run in runs) else []
     note = (
         Paragraph((Styled("What “recovered” means.", "strong"), f" {' '.join(meant)}")),
         Paragraph(Styled("How to read this page.", "strong")),
@@ -126,7 +128,7 @@ def _in_short(number: int, run: AuditedRun) -> Iterator[Content]:
     yield unmeasured if run.cost.accuracy is None else scored(run.cost).removeprefix("accuracy ")
     yield size(run.cost.bytes_up)
     yield tuple(_recovered(run, "message", "message")) or unmeasured
-    yield tuple(_recovered(run, "single image", "single text")) or unmeasured
+    yield tuple(_recovered(run, "single image", "single text", "single row")) or unmeasured
     yield _labels_found(run) or unmeasured
     known = (Styled("reconstructed samples are known members", "small"),) if run.known_members else ()
     area: Inline = unmeasured
@@ -145,8 +147,15 @@ def _in_short(number: int, run: AuditedRun) -> Iterator[Content]:
     yield (Measured(f"at most {bound(epsilon.upper)}", about=about), *alarm)
 
 
-def _recovered(run: AuditedRun, kind: TargetKind, of_text: TargetKind) -> Iterator[Inline]:
-    """What the best attacks recovered of images, and of texts."""
+def _recovered(run: AuditedRun, kind: TargetKind, of_text: TargetKind, of_row: TargetKind = "message") -> Iterator[Inline]:
+    """What the best attacks recovered of images, of texts, or of rows."""
+    if (most := rows.best_of(run, of_row)) is not None:
+        guessed = rows.guessed(most.target.baselines)
+        about = (
+            f"{counted(most.figures.rows)} rows in every cell; by {most.outcome.attack}; guesses: {percent(guessed.cells.share)}"
+        )
+        yield "cells: "
+        yield measured(most.figures.cells, about) or Styled("not known", "nothing")
     best, read, has_images = images.best_of(run, kind), texts.best_of(run, of_text), "image" in run.modalities
     if best is not None or (read is not None and has_images):
         yield "images: "
@@ -204,6 +213,7 @@ def _run(number: int, run: AuditedRun) -> Section:
         Paragraph((*about, defence), "soft"),
         _sent(run),
         Section("What each party knows", [Section("", sides, "sides")]),
+        *([_before(run)] if run.before else []),
         *([_statistics(run)] if run.statistics else []),
         *([_noise(run)] if run.snr else []),
         *findings.findings(run),
@@ -252,6 +262,16 @@ def _traffic(run: AuditedRun) -> Iterator[Row]:
         numbers = [traffic.round for traffic in group]
         which = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}, each"
         yield Row((which, whole(up), whole(down)))
+
+
+def _before(run: AuditedRun) -> Section:
+    """What the clients told of their samples before round 1, from the messages that were kept."""
+    rows = [
+        Row(("all together" if line.client is None else line.client, line.column or "all", line.says, whole(line.bytes)))
+        for line in run.before
+    ]
+    table = Table("Statistics of training samples", ("#client", "column", "~what it tells", "#bytes of the message"), rows)
+    return Section("What is told before training", [Paragraph(words.BEFORE), table])
 
 
 def _statistics(run: AuditedRun) -> Section:

@@ -11,6 +11,13 @@ READ = (
     "has do not count. ROUGE-L is the share of a sentence that was found in the right order. The random words beside each attack "
     "have the true lengths and the frequencies of public texts: an attack that does no better has found nothing."
 )
+READ_ROWS = (
+    "A cell of a row counts as recovered if its category is the true one, or its number lies within 0.319 standard deviations of "
+    "the true one (a quarter of normally distributed numbers lie so near to their mean); a row counts if all its cells do. The "
+    "rows of a message are matched to the true ones first. The guesses beside each attack are the mean and the most frequent "
+    "level of each column, and other rows, matched in the same way: an attack that does no better has found nothing."
+)
+RULES_OF_ROWS = "Of rows of a table, cells stand in the place of words, and inferred attributes in that of identified members."
 SNR = (
     "The signal-to-noise ratio compares a layer's change in training with the noise that was added to it, as a mean over a "
     "round's participants. At 0 dB both are equally strong; each 10 dB less means ten times as much noise power. The ratio is "
@@ -44,8 +51,14 @@ TRADEOFF = (
 ROC_OF_ANSWER = "Members found against others falsely accused, over all thresholds. Both axes are logarithmic."
 ROC = "Both axes are logarithmic, to show low false-positive rates. Of many attacks, the eight of the largest area are drawn."
 EACH_ALONE = "Each interval is for that attack alone. The answer's is wider, as it holds for all of them at once (Bonferroni)."
+BEFORE = (
+    "Before round 1, each client tells the server by what its samples are scaled and coded. The server, and who reads the messages, "
+    "learns this, without an attack. Means, deviations and levels of all clients together are then sent to everybody."
+)
 MEAN_COLOUR = "Mean colour of a client's images, from running statistics, in [0, 1]:"
-EXPOSED = "The defences of this run alter the model and leave {what} unaltered, which may reveal what they hide in the model."
+EXPOSED = (
+    "The defences of this run alter the model and leave {what} unaltered, which may reveal what the defences hide in the model."
+)
 NO_BOUND = "This run claims no differential privacy: no accountant bounds what its messages reveal."
 NO_BOUND_OF_UPDATE = "One message does not say whether noise was added: no accountant bounds what it reveals."
 CONTRADICTION = (
@@ -56,6 +69,13 @@ NO_IMAGES = "No attack was mounted on messages of this run{because} So it is not
 FEW_IMAGES = "Some attacks could not be mounted{because}"
 NO_TEXTS = "No attack on texts was mounted on messages of this run{because}"
 FEW_TEXTS = "Clients with a single text were not simulated{because}"
+NO_ROWS = "No attack on rows was mounted on messages of this run{because} So it is not known what an attack would recover."
+FEW_ROWS = "Some attacks could not be mounted{because}"
+ATTRIBUTES = (
+    "Of rows that a client trained on, one column is hidden at a time. The attacker completes each row with each value (of numbers, "
+    "the medians of ranges) and compares the completed rows’ gradients with the message. What the other columns tell is a "
+    "logistic regression on other clients’ rows, without a message: only the difference is due to the message."
+)
 KNOWN = "What each attacker was assumed to know"
 LOSSES = "Every attack has its own loss, so curves of different attacks are not comparable."
 CENTER_PICTURE = (
@@ -64,6 +84,8 @@ CENTER_PICTURE = (
 MEASURES = {
     "images": "images recovered",
     "texts": "texts recovered word by word",
+    "rows": "rows right in every cell",
+    "cells": "cells of rows that are right",
     "label sets": "sets of classes found exactly",
     "membership": "membership AUC (0.5: guessing)",
 }
@@ -112,8 +134,8 @@ GLOSSARY = {
     "membership inference": "Inferring whether a client trained on a given sample.",
     "row distance": "The distance between a linear layer's input for a given sample and the nearest row of the layer's weight "
     "gradient, divided by its bias gradient; such rows are means of inputs in training.",
-    "gradient regression": "How much of a message is the gradient of a given sample, by the linear system of all given samples' "
-    "gradients at the weights that the server sent; over rounds, the sum of what each round says.",
+    "gradient regression": "How much each given sample's gradient, at the weights that the server sent, contributes to a "
+    "message, solved for all given samples at once; over rounds, the scores of all rounds are added.",
     "ROC": "Receiver operating characteristic: the share of members found against the share of non-members falsely accused, over "
     "all thresholds.",
     "AUC": "Area under the ROC: the probability that a member scores higher than a non-member; 0.5 is guessing.",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fedpriv.attacks.core.altered import UNALTERED, Altered
+from fedpriv.attacks.core.columns import RowEncoding
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference.labels import Samples
@@ -90,6 +91,7 @@ class Record:
         input_shape: the shape of an image ``(C, H, W)``.
         seed: the seed of controls on the attacked net.
         encoder: the encoder of texts; ``None``: there are no texts.
+        encoding: of the columns of a table; ``None``: the samples are no rows of a table.
         summed: whether a message is the sum of several clients' uploads.
         declared: whether steps and samples are only the caller's claim; a message that does not fit may come from other samples.
         cannot_simulate: why the record's clients cannot be simulated; ``None``: they can.
@@ -101,6 +103,7 @@ class Record:
     input_shape: tuple[int, ...]
     seed: int
     encoder: Encoder | None = None
+    encoding: RowEncoding | None = None
     summed: bool = False
     declared: bool = False
     cannot_simulate: Reason | None = Reason("not available", "it needs a run, whose clients can be simulated")
@@ -187,6 +190,10 @@ class Record:
         """Token ids ``(n, L)`` of the client's training data, truncated as in training."""
         raise NotImplementedError
 
+    def rows(self, client: int) -> Tensor:
+        """The rows of the client's training data as the net takes them ``(n, F)``."""
+        raise NotImplementedError
+
     def lacking(self, client: int) -> Modality | None:
         """The modality of image-text pairs that the client lacks; ``None``: it has both, or the record is not of pairs."""
         return None
@@ -197,6 +204,10 @@ class Record:
 
     def public_texts(self) -> Tensor:
         """Token ids ``(m, L)`` of texts of the same kind that are no client's."""
+        raise NotImplementedError
+
+    def public_rows(self) -> Tensor:
+        """Rows of the same table as the net takes them ``(m, F)``, that are no client's."""
         raise NotImplementedError
 
     def public_samples(self) -> Samples | None:

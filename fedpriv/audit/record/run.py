@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.api.label_rules import balanced
+from fedpriv.attacks.core.columns import RowEncoding
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.inference.labels import Samples
 from fedpriv.attacks.scoring.guessing import most_common_share
@@ -25,12 +26,16 @@ from fedpriv.audit.record.earlier_updates import plain_change
 from fedpriv.audit.record.statistics import MEANINGS, UNKNOWN, as_gradient, kinds, kinds_of_model, listed, named
 from fedpriv.audit.record.views import views_of
 from fedpriv.audit.results import Statistic
+from fedpriv.audit.rows.encoding import row_encoding
 from fedpriv.client.client import check_download
 from fedpriv.data.dataset import Texts
+from fedpriv.data.federated import Whole
 from fedpriv.data.tokens import tokenise
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged
+from fedpriv.methods import find_method
 from fedpriv.models.text.pretrained import Encoder
+from fedpriv.plugins import load_plugins
 from fedpriv.samples import Modality, each
 from fedpriv.server.sampling import participants
 from fedpriv.simulation.reopening import damaged_partition, reopened
@@ -43,7 +48,7 @@ from fedpriv.wire.coding import decoded
 from fedpriv.wire.message import Refused
 
 REFERENCES = 2000
-"""Largest number of public images in the baselines; with more, the nearest one is hardly nearer."""
+"""Largest number of public images, or rows, in the baselines; with more, the nearest one is hardly nearer."""
 
 
 class RunRecord(Record):
@@ -63,10 +68,15 @@ class RunRecord(Record):
     def __init__(self, run_dir: Path) -> None:
         self.folder = RunFolder.open(run_dir)
         self.store = self._stored()
-        if not self.store.rounds():
-            again = "train it again with `--keep-payloads default`; a method that sends nothing (local) has none"
-            raise UsageError(f"{run_dir} kept no payloads, so there is nothing to attack: {again}")
         config = self.folder.config()
+        if not self.store.rounds():
+            load_plugins(config.plugins, of="the config")
+            if (kind := find_method(config.method.name)).shared:
+                why = "kept no payloads, so there is nothing to attack: train it again with `--keep-payloads default`"
+            else:
+                what = "nothing is sent" if kind.pools else "no weights are sent, only losses and numbers of samples"
+                why = f"has nothing to attack: with method {kind.name} {what}"
+            raise UsageError(f"{run_dir} {why}")
         self.config = config.model_copy(update={"executor": config.executor.here()})
         self.name, self.seed = self.folder.path.name, config.seed
         self.corrections: dict[tuple[int, int], dict[str, Tensor]] = {}
@@ -211,6 +221,18 @@ class RunRecord(Record):
     def public_texts(self) -> Tensor:
         return self._tokens(self._texts()[1])
 
+    def rows(self, client: int) -> Tensor:
+        return self._rows("train", self._held(client))
+
+    def public_rows(self) -> Tensor:
+        return self._rows("server", torch.arange(min(REFERENCES, len(self.federation.data.labels("server")))))
+
+    def _rows(self, which: Whole, index: Tensor) -> Tensor:
+        data = self.federation.data
+        inputs = data.pick(which, index.to(data.device)).inputs
+        assert isinstance(inputs, Tensor), "rows of a table are no pairs"
+        return inputs.cpu()
+
     def public_images(self) -> PublicImages:
         return public_images(self.federation.dataset.test_images, self.federation.dataset.test_labels)
 
@@ -251,6 +273,10 @@ class RunRecord(Record):
     @cached_property
     def encoder(self) -> Encoder | None:  # type: ignore[override]
         return self.federation.prepared.encoder
+
+    @cached_property
+    def encoding(self) -> RowEncoding | None:  # type: ignore[override]
+        return row_encoding(self.federation.dataset.columns)
 
     @cached_property
     def modalities(self) -> tuple[Modality, ...]:  # type: ignore[override]

@@ -145,9 +145,9 @@ def single_samples(record: RunRecord, round: int, client: int, count: int, feder
     """
     objective = record.federation.method.objective
     if objective.smallest_batch > 1:
-        raise UsageError(f"a client with a single image cannot train, as {objective.name} contrasts images with each other")
+        raise UsageError(f"a client with a single sample cannot train, as {objective.name} contrasts samples with each other")
     if (least := record.config.train.min_batch) > 1:
-        raise UsageError(f"a client with a single image takes no step, as train.min_batch is {least}")
+        raise UsageError(f"a client with a single sample takes no step, as train.min_batch is {least}")
     download, message = record.store.download(round), record.message(round, client)
     if download is None:
         raise NotSimulated(f"what the server sent in round {round} was not kept")

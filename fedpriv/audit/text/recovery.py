@@ -67,7 +67,7 @@ def _outcome(attempt: TextAttempt, target: TextTarget, baseline: TextScoreMeans)
     return TextOutcome(
         attack=attacker.name,
         status=status_of(attempt, figures, baseline),
-        knows=tuple(attacker.threat.sentences(images=False)),
+        knows=tuple(attacker.threat.sentences("texts")),
         budget=_budget(attacker),
         statistic=attacker.what or None,
         figures=figures,

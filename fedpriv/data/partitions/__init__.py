@@ -1,1 +1,1 @@
-"""Partitions: how samples are dealt to the clients, the file of a partition and its picture."""
+"""Partitions: how samples are divided among the clients, the file of a partition and its picture."""

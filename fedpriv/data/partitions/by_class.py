@@ -29,9 +29,9 @@ def iid(task: PartitionTask) -> PartitionIndices:
 def classes(task: PartitionTask) -> PartitionIndices:
     """S classes per client: every class cut into S n / C equal shards, one shard per assigned class (FedRep's protocol).
 
-    With ``distinct`` every client has exactly S classes; without it a client can be dealt a class twice, as published
+    With ``distinct`` every client has exactly S classes; without it a client can get a class twice, as published
     (9.5 % of the clients then have a single class at n = 100, S = 2, C = 10). Where S n is no multiple of C, some classes,
-    drawn at random, are cut into one shard more than the others; with S n < C some classes are dealt to no client.
+    drawn at random, are cut into one shard more than the others; with S n < C no client gets some of the classes.
     """
     # Flower's PathologicalPartitioner draws classes per client independently, so its shards are unequal.
     per_client, n = task.options.classes_per_client, task.clients
@@ -82,7 +82,7 @@ def _without_duplicates(slots: Indices, task: PartitionTask) -> Indices:
                 held[other, cls] += 1
                 held[other, back] -= 1
                 stuck = False
-        if stuck:  # no row has a class to swap: deal again
+        if stuck:  # no row has a class to swap: draw again
             task.rng.shuffle(slots.reshape(-1))
             held[:] = 0
             np.add.at(held, (np.repeat(np.arange(n), per_client), slots.ravel()), 1)

@@ -49,7 +49,7 @@ def class_dir(task: PartitionTask) -> PartitionIndices:
 @partition_rule("class_dir_min1", uses=["alpha"])
 def class_dir_min1(task: PartitionTask) -> PartitionIndices:
     """Per class Dir(alpha) over clients, floored, at least one of each class for all, drawn with overlap (FedDUAL's code)."""
-    # No Flower partitioner deals a sample to several clients.
+    # No Flower partitioner gives a sample to several clients.
     parts: list[list[Indices]] = [[] for _ in range(task.clients)]
     for pool in task.pools():
         if not len(pool):

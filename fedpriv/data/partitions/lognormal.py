@@ -16,9 +16,9 @@ MOST = 2**40
 def lognormal(task: PartitionTask) -> PartitionIndices:
     """Log-normal sizes, classes i .. i+S-1 mod C for client i, 90 / 10 train / test per client from the training split (FEMNIST).
 
-    Without ``reuse`` every image is dealt once, and where a class runs short all clients' shares of it shrink by the same factor.
-    With ``reuse`` this is the published generator, in which an inverted comparison makes every client start at the first image of
-    a class, so that nearly all test images of a client are training images of another.
+    Without ``reuse`` every image goes to one client. Where a class runs short, all clients' shares of it shrink by the same
+    factor. With ``reuse`` this is the published generator, in which an inverted comparison makes every client start at the first
+    image of a class, so that nearly all test images of a client are training images of another.
     """
     # No Flower partitioner controls both sizes and classes.
     options, n = task.options, task.clients

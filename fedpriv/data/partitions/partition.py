@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -63,7 +63,7 @@ class Partition:
     def holders(self) -> list[tuple[int, ...]]:
         """The distinct sets of clients that hold the same sample; without shared samples, one set per client.
 
-        A client that was dealt a sample several times occurs as often in its set.
+        A client that holds a sample several times occurs as often in its set.
         """
         owner = np.repeat(np.arange(self.clients), [len(held) for held in self.train])
         sample = _flat(self.train)
@@ -80,6 +80,11 @@ class Partition:
     def repeated(self) -> int:
         """How many different training samples are held more than once, by several clients or by one."""
         return int((np.unique(_flat(self.train), return_counts=True)[1] > 1).sum())
+
+    def pooled(self) -> Partition:
+        """The partition with all training samples at client 0, each once; clients keep their validation and test samples."""
+        nothing = np.zeros(0, np.int64)
+        return replace(self, train=[np.unique(_flat(self.train)), *(nothing for _ in range(self.clients - 1))])
 
     def counts(self, labels: NDArray[Any], classes: int, split: SplitName = "train") -> Indices:
         """``(n, C)``: number of images of each class per client in ``split``; ``labels`` are those of the indexed split."""
@@ -134,9 +139,9 @@ def make_partition(
     owners: Owners | None = None,
     names: Sequence[str] = (),
 ) -> Partition:
-    """Deal a data set to ``config.clients`` clients, determined by the labels, the config and the seed.
+    """Partition a data set among ``config.clients`` clients; the labels, the config and the seed determine the result.
 
-    Runs of one process that are dealt the same share the partition: its arrays are not to be written into.
+    Runs of a process with the same arguments share the partition: its arrays are not to be written into.
 
     Args:
         train_labels: ``(N,)`` class ids of the training split.
@@ -151,7 +156,7 @@ def make_partition(
     """
     named = REGISTRY.find(config.partition.name)
     if not len(train_labels):
-        raise UsageError("there are no training samples to deal")
+        raise UsageError("there are no training samples to partition")
     if config.partition.seed is not None:
         seed = config.partition.seed
     if owners is not None:
@@ -202,7 +207,7 @@ def _build(
     else:
         test = share_by_counts(np.asarray(test_labels), counts, test_rng)
     carved = [_carve(indices, config.validation_fraction, validation_rng) for indices in indices.train]
-    trained = _flat([train for train, _ in carved])  # a sample that was dealt to several clients may be
+    trained = _flat([train for train, _ in carved])  # a sample that several clients hold may be
     return Partition(
         train=[np.sort(train) for train, _ in carved],
         validation=[np.sort(held[~np.isin(held, trained)]) if len(held) else held for _, held in carved],

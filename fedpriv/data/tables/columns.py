@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fedpriv.data.tables.file_names import file_names
 from fedpriv.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class Columns:
     Attributes:
         features: numbers and categories that together are a sample; none where there is an image or a text.
         notes: what the user should know of this choice, a line each.
+        left_out: columns that are no features, each with a reason.
+        numbers, categories: features that are declared to hold numbers, or categories, which may be written as numbers.
     """
 
     label: str
@@ -35,6 +38,9 @@ class Columns:
     text: str | None = None
     features: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
+    numbers: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
 
     @property
     def read(self) -> tuple[str, ...]:
@@ -65,7 +71,6 @@ def find_columns(
     """
     import datasets
 
-    from fedpriv.data.tables.paths import file_names
     from fedpriv.data.user_data.numbers import no_number, numbers_of
     from fedpriv.data.user_data.vectors import array_shape, choose_features, has_words, is_text
 
@@ -93,7 +98,9 @@ def find_columns(
         is_only_one = set(features) <= {strings[0], label}
         if has_words(values) if is_text(values) else is_only_one:
             text = strings[0] if (no_number(values) or numbers_of(values)) is None else None
-    vector, notes = choose_features(table, label, client, named, dropped) if image is None and text is None else ((), ())
+    vector, notes, left_out = (
+        choose_features(table, label, client, named, dropped) if image is None and text is None else ((), (), ())
+    )
     if vector and any(is_text(table.column(name)) for name in strings):
         shown = ", ".join([*vector[:_SHOWN], *["..."] * (len(vector) > _SHOWN)])
         notes = (*notes, f"the samples are the numbers and categories of {shown}; to train on texts, name their column 'text'")
@@ -124,7 +131,7 @@ def find_columns(
         if missing == "label":
             hint = "; --set data.label=NAME says which it is"
         raise UsageError(f"{table.origin} has no recognisable {missing} column; its columns are: {columns}{hint}")
-    return Columns(label, image, text, vector, notes)
+    return Columns(label, image, text, vector, notes, left_out)
 
 
 def _check_named(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,40 +10,15 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedpriv.data.tables.columns import IMAGE_COLUMNS, choose, holds_bytes, is_string
+from fedpriv.data.tables.file_names import FIRST, file_names, is_image_name
 from fedpriv.data.tables.files import Table
+from fedpriv.data.tables.joined import Joined, Part
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
     import datasets
     import pyarrow as pa
-
-_NAME = re.compile(r"(?s).*[^\s./\\]\.(?P<suffix>[A-Za-z][A-Za-z0-9]{0,7}|7z)\s*")
-_OTHERS = re.compile(
-    "npy|npz|dcm|dicom|nii|gz|mha|mhd|nrrd|svs|ndpi|wav|mp3|flac|ogg|opus|m4a|aac|aiff|mp4|avi|mov|mkv|webm|mpg|mpeg|mat|h5|hdf|"
-    "hdf5|zarr|pt|pth|pkl|txt|json|jsonl|xml|pdf|heic|heif|raw|dng|cr2|nef|edf|csv|tsv|parquet|feather|zip|tar|7z"
-)
-"""Suffixes of files of data that are no images."""
-_FIRST = 100
-"""How many values decide whether it is worth while to look at all."""
-
-
-def is_image_name(name: str) -> bool:
-    """Whether a file is an image, by its suffix."""
-    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
-
-    suffix = _suffix(name)
-    return suffix == "avif" or (f".{suffix}" in ImageFolder.EXTENSIONS and not _OTHERS.fullmatch(suffix))
-
-
-def file_names(values: Iterable[object]) -> list[str] | None:
-    """The values that name files, by their suffixes, where more than half of those that are there do; ``None``: these are no
-    names of files."""
-    there = [str(value) for value in values if value is not None and str(value).strip()]
-    for some in (there[:_FIRST], there):
-        names = [value for value in some if _OTHERS.fullmatch(_suffix(value)) or is_image_name(value)]
-        if 2 * len(names) <= len(some):
-            return None
-    return names
 
 
 def resolved(values: Sequence[object], folder: Path, at: Callable[[int], str]) -> list[str]:
@@ -127,15 +101,13 @@ def names_images(table: Table, folder: Path, ignored: Iterable[str | None] = ())
     """
     import datasets
 
-    from fedpriv.data.tables.columns import IMAGE_COLUMNS, choose, holds_bytes, is_string
-
     kinds = {name: kind for name, kind in table.features.items() if name not in ignored}
     if any(isinstance(kind, datasets.Image) or holds_bytes(kind) for kind in kinds.values()):
         return None
     columns = {name: names for name, kind in kinds.items() if is_string(kind) and (names := file_names(_values(table, name)))}
     images = {name: names for name, names in columns.items() if 2 * sum(map(is_image_name, names)) > len(names)}
     numbers = any(getattr(kind, "dtype", "").startswith(("float", "double")) for kind in kinds.values())
-    there = {name for name, names in images.items() if any((folder / file.strip()).is_file() for file in islice(names, _FIRST))}
+    there = {name for name, names in images.items() if any((folder / file.strip()).is_file() for file in islice(names, FIRST))}
     return choose([name for name in images if name in there or not numbers], IMAGE_COLUMNS)
 
 
@@ -145,7 +117,6 @@ def with_images(tables: Sequence[Table], ignored: Iterable[str | None]) -> list[
     Args:
         ignored: as for :func:`names_images`.
     """
-    from fedpriv.data.user_data.clients import Joined, Part
 
     def first(table: Table) -> Table:
         return first(table.tables[0]) if isinstance(table, Joined) else table
@@ -167,9 +138,3 @@ def with_images(tables: Sequence[Table], ignored: Iterable[str | None]) -> list[
 def _values(table: Table, name: str) -> list[object]:
     values: list[object] = table.column(name).to_pylist()
     return values
-
-
-def _suffix(name: str) -> str:
-    """In small letters; empty where a text does not end as the name of a file does."""
-    match = _NAME.fullmatch(name)
-    return match["suffix"].lower() if match else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,7 +101,8 @@ def hub_source(name: str, data: DataConfig) -> Source:
 
 
 def _assembled(name: str, tables: list[Table], data: DataConfig) -> Opened:
-    opened = assemble(name, tables, find_columns(tables[0], data.label, data.partition.column, data.features, data.drop))
+    columns = find_columns(tables[0], data.label, data.partition.column, data.features, data.drop)
+    opened = assemble(name, tables, replace(columns, numbers=tuple(data.bounds), categories=tuple(data.levels)))
     if len(tables) == 1:
         whose = "the samples" if opened.owners is None else "each client's samples"
         opened.notes.append(f"there is no test split: a fixed fifth of {whose} is held out")

@@ -62,7 +62,7 @@ def _as_text(value: Any) -> str:
 
 
 def owners_of(data: DataConfig, owners: Owners | None) -> Owners | None:
-    """The clients that the partition of a config takes from the data; ``None``: it deals the samples itself.
+    """The clients that the partition of a config takes from the data; ``None``: it divides the samples itself.
 
     Args:
         owners: whose each sample is, as far as the data say.
@@ -81,7 +81,7 @@ def owners_of(data: DataConfig, owners: Owners | None) -> Owners | None:
 
 
 def with_clients(config: RunConfig, owners: Owners | None) -> RunConfig:
-    """The config with as many clients as the data have; unchanged where its partition deals the samples itself (``None``).
+    """The config with as many clients as the data have; unchanged where its partition divides the samples itself (``None``).
 
     Raises:
         UsageError: the config says another number.

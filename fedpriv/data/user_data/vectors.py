@@ -1,9 +1,8 @@
-"""Rows of a table as vectors: numbers standardised, categories one-hot, by statistics of the training rows.
+"""Rows of a table that become vectors: which columns are features, and their cells as numbers and categories.
 
 Dates and times that are named as features are numbers, too. :mod:`fedpriv.data.encoding` says how a cell is written.
 
-The statistics are those of all clients' training rows. For a federation to have them, its server would learn of each column the
-number of values, their sum and sum of squares, and how often each level occurs.
+Their means, deviations and levels are found once the clients are known (:mod:`fedpriv.data.statistics`).
 """
 
 from __future__ import annotations
@@ -13,20 +12,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from fedpriv.data.dataset import TableRows
-from fedpriv.data.encoding import MOST_LEVELS, CategoryColumn, Column, Entries, NumberColumn
+from fedpriv.data.encoding import MOST_LEVELS
 from fedpriv.data.labels import spellings
-from fedpriv.data.user_data.clients import Joined
+from fedpriv.data.statistics.cells import ArrayCells, CategoryCells, Cells, EmptyCells, NumberCells
+from fedpriv.data.tables.joined import Joined
 from fedpriv.data.user_data.numbers import Numbers, are_identifiers, is_string, no_number, numbers_of, units_differ
-from fedpriv.errors import UsageError
+from fedpriv.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from fedpriv.data.tables.columns import Columns
     from fedpriv.data.tables.files import Table
 
 MANY = 50
@@ -34,22 +32,19 @@ MANY = 50
 _WORDS = re.compile(r"[^\W\d_]{2,}\W*\s\W*\w|\w\W*\s\W*[^\W\d_]{2,}|[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]{2}")
 _INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+|")  # pandas': of parquet, of CSV read and written again, of CSV
 TEXTS = "text: over half of its values are distinct"
+EMPTY = "empty"
 ROW_NUMBERS = "row numbers"
 IDENTIFIERS = "identifiers: another whole number in every row"
 DATED = {"date": "dates", "time": "times"}
 _NUMBERS = (ROW_NUMBERS, IDENTIFIERS, *DATED.values())
 """Reasons why a column of numbers is no feature unless it is named as one."""
-PUBLIC = (
-    "columns are scaled and coded by statistics of all clients' training rows (means, deviations, levels), which count as "
-    "public: a server that collects them learns them, and no epsilon covers them"
-)
 Rows = tuple["Table", NDArray[np.int64]]
 
 
 def choose_features(
     table: Table, label: str | None, client: str | None, named: Sequence[str] | None = None, dropped: Sequence[str] = ()
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The columns of a table that are features, and lines on those that are left out.
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """The columns of a table that are features, lines on those that are left out, and these, each with a reason.
 
     Left out are row numbers (in any order, as after shuffling; of all rows, or of each client's), identifiers (whole numbers of
     which no two are the same), dates and times, texts (over half of the values are distinct), and what is neither number nor
@@ -69,10 +64,12 @@ def choose_features(
         others = [name for name in table.features if name not in (arrays[0], label, client, *dropped)]
         unused = f"; not used: {', '.join(others)}" if others else ""
         shape = array_shape(table, arrays[0])
-        return (arrays[0],), (
-            f"the samples are arrays of shape {shape}, scaled by the mean and deviation of each channel{unused}",
+        return (
+            (arrays[0],),
+            (f"the samples are arrays of shape {shape}, scaled by the mean and deviation of each channel{unused}",),
+            (),
         )
-    chosen, left_out, notes = [], [], []
+    chosen, notes, left_out = list[str](), list[str](), list[tuple[str, str]]()
     owners = _owners(table, client)
     for name in table.features if named is None else named:
         if name in (label, client, *dropped):
@@ -101,10 +98,11 @@ def choose_features(
                         f"column {name!r}: of its {len(levels):,} levels, all but the {MOST_LEVELS} most frequent are read as one"
                     )
         else:
-            left_out.append(f"{name} ({reason})")
+            left_out.append((name, reason))
     if left_out:
-        notes.insert(0, f"columns that are no features: {', '.join(left_out)}; --set data.features=[NAME,...] names those to use")
-    return tuple(chosen), tuple(notes)
+        shown = ", ".join(f"{name} ({reason})" for name, reason in left_out)
+        notes.insert(0, f"columns that are no features: {shown}; --set data.features=[NAME,...] names those to use")
+    return tuple(chosen), tuple(notes), tuple(left_out)
 
 
 def _owners(table: Table, client: str | None) -> list[NDArray[np.int64]]:
@@ -128,7 +126,7 @@ def array_shape(table: Table, name: str) -> tuple[int, ...]:
     return tuple(kind.shape) if isinstance(kind, array_types()) else ()
 
 
-def _arrays(rows: Rows, name: str) -> NDArray[np.floating[Any]]:
+def arrays_of(rows: Rows, name: str) -> NDArray[np.floating[Any]]:
     """The arrays ``(N, C, ...)`` in a column.
 
     Raises:
@@ -143,19 +141,6 @@ def _arrays(rows: Rows, name: str) -> NDArray[np.floating[Any]]:
     return arrays
 
 
-def _by_channel(train: Rows, test: Rows, name: str) -> tuple[Tensor, Tensor]:
-    """Training and test arrays ``(N, C, ...)`` float32, each channel standardised by its training numbers."""
-    if array_shape(test[0], name) != (shape := array_shape(train[0], name)):
-        raise UsageError(f"{test[0].origin}: column {name!r} is of shape {array_shape(test[0], name)}, in training {shape}")
-    seen, unseen = _arrays(train, name), _arrays(test, name)
-    axes = (0, *range(2, seen.ndim))
-    constant = seen.min(axes, keepdims=True) == seen.max(axes, keepdims=True)
-    mean, std = (function(seen, axes, np.float64, keepdims=True) for function in (np.mean, np.std))
-    std = np.where(constant, 1, std)
-    first, second = (torch.from_numpy(((values - mean) / std).astype(np.float32)) for values in (seen, unseen))
-    return first, second
-
-
 def has_words(values: pa.ChunkedArray) -> bool:
     """Whether over half of the values of a column of strings are texts of several words, and no codes of persons or files; or are
     of a script that has no spaces between words."""
@@ -163,44 +148,59 @@ def has_words(values: pa.ChunkedArray) -> bool:
     return 2 * sum(_WORDS.search(value) is not None for value in there) > len(there)
 
 
-def encode_tables(train: Rows, test: Rows, features: Sequence[str]) -> TableRows:
-    """Training and test rows ``(N, F)`` float32, or arrays ``(N, C, ...)``.
+def read_cells(train: Rows, test: Rows, columns: Columns, every: bool = False) -> tuple[Cells, ...]:
+    """The cells of the columns that are features, of training and test rows; or a column of arrays.
+
+    Args:
+        every: also of columns that these rows alone would leave out; with the rows of other clients they may be features.
 
     Raises:
-        UsageError: a number is infinite, or a column is of another kind in the test rows.
+        UsageError: a number is infinite, or a column is of another kind in the test rows, or than is declared.
     """
+    features = columns.features
+    left_out = {name: reason for name, reason in columns.left_out if every and (reason in _NUMBERS or reason in (TEXTS, EMPTY))}
+    for key, names in (("data.bounds", columns.numbers), ("data.levels", columns.categories)):
+        if strange := [name for name in names if name not in (*features, *left_out)]:
+            raise UnknownName(f"column in {key}", strange[0], features)
     if array_shape(train[0], features[0]):
-        return TableRows(*_by_channel(train, test, features[0]))
-    columns, parts = list[Column](), list[tuple[Entries, Entries]]()
-    for name in features:
-        (seen, rows), (unseen, test_rows) = ((table.column(name), rows) for table, rows in (train, test))
-        numbers, other = numbers_of(seen), numbers_of(unseen)
-        if (numbers is None) != (other is None) and unseen.null_count < len(unseen):
-            raise UsageError(f"{test[0].origin}: column {name!r} is {unseen.type}, and {seen.type} in {train[0].origin}")
-        if numbers is not None:
-            other = other or Numbers(np.full(len(unseen), np.nan))
-            if units_differ(numbers, other):
-                raise UsageError(
-                    f"{test[0].origin}: column {name!r} is written as {other.unit or 'plain numbers'}, and as "
-                    f"{numbers.unit or 'plain numbers'} in {train[0].origin}"
-                )
-            known, asked = _finite(numbers, name, train[0])[rows], _finite(other, name, test[0])[test_rows]
-            number = NumberColumn.fit(name, known)
-            columns.append(number)
-            parts.append((number.encode(known), number.encode(asked)))
-        else:
-            levels, others = seen.take(rows).to_pylist(), unseen.take(test_rows).to_pylist()
-            category = CategoryColumn.fit(name, levels)
-            columns.append(category)
-            parts.append((category.encode(levels), category.encode(others)))
-    first, second = (torch.from_numpy(np.concatenate(part, axis=1).astype(np.float32)) for part in zip(*parts, strict=True))
-    return TableRows(first, second, tuple(columns))
+        return (_array_cells(train, test, features[0]),)
+    chosen = [name for name in train[0].features if name in features or name in left_out]
+    return tuple(_cells(train, test, name, columns, left_out.get(name, "")) for name in chosen)
+
+
+def _array_cells(train: Rows, test: Rows, name: str) -> ArrayCells:
+    if array_shape(test[0], name) != (shape := array_shape(train[0], name)):
+        raise UsageError(f"{test[0].origin}: column {name!r} is of shape {array_shape(test[0], name)}, in training {shape}")
+    return ArrayCells(name, arrays_of(train, name), arrays_of(test, name))
+
+
+def _cells(train: Rows, test: Rows, name: str, columns: Columns, left_out: str) -> Cells:
+    (seen, rows), (unseen, test_rows) = ((table.column(name), rows) for table, rows in (train, test))
+    if left_out == EMPTY:
+        return EmptyCells(name, np.full(len(rows), np.nan), np.full(len(test_rows), np.nan), left_out)
+    declared = name in columns.categories
+    numbers, other = (None, None) if declared else (numbers_of(seen), numbers_of(unseen))
+    if not declared and (numbers is None) != (other is None) and unseen.null_count < len(unseen):
+        raise UsageError(f"{test[0].origin}: column {name!r} is {unseen.type}, and {seen.type} in {train[0].origin}")
+    if numbers is None:
+        if name in columns.numbers:
+            raise UsageError(f"data.bounds: column {name!r} of {train[0].origin} holds no numbers")
+        return CategoryCells.of(name, seen.take(rows).to_pylist(), unseen.take(test_rows).to_pylist(), left_out)
+    other = other or Numbers(np.full(len(unseen), np.nan))
+    if units_differ(numbers, other):
+        raise UsageError(
+            f"{test[0].origin}: column {name!r} is written as {other.unit or 'plain numbers'}, and as "
+            f"{numbers.unit or 'plain numbers'} in {train[0].origin}"
+        )
+    return NumberCells(
+        name, _finite(numbers, name, train[0])[rows], _finite(other, name, test[0])[test_rows], numbers.unit, left_out
+    )
 
 
 def _no_feature(name: str, values: pa.ChunkedArray, owners: Sequence[NDArray[np.int64]]) -> str | None:
     """Why a column is no feature."""
     if values.null_count == len(values):
-        return "empty"
+        return EMPTY
     if _are_row_numbers(name, values, owners):
         return ROW_NUMBERS
     if (numbers := numbers_of(values)) is not None:

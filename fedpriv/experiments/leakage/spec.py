@@ -102,7 +102,7 @@ class Cell(_Section):
     @model_validator(mode="after")
     def _divides(self) -> Self:
         if self.images.n % self.victim.batch:
-            raise ValueError(f"{self.images.n} images cannot be dealt in batches of {self.victim.batch}")
+            raise ValueError(f"{self.images.n} images cannot be divided into batches of {self.victim.batch}")
         if self.attacker.name == LABEL_RULE and self.victim.batch > 1:
             raise ValueError(f"{LABEL_RULE} infers the label of one image, but the victim's batch is {self.victim.batch}")
         return self

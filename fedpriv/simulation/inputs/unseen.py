@@ -11,6 +11,7 @@ import torch
 
 from fedpriv.config import RunConfig
 from fedpriv.data.dataset import Dataset
+from fedpriv.data.statistics.cells import ArrayCells
 from fedpriv.models.net import Net
 from fedpriv.models.text.pretrained import Encoder, find_encoder
 from fedpriv.models.text.tiny import made_up_texts
@@ -24,7 +25,8 @@ class SampleForm:
     """The form of a data set's samples.
 
     Attributes:
-        shape: ``(C, H, W)`` of the images, ``(F,)`` of rows of a table; ``None``: the samples are texts.
+        shape: ``(C, H, W)`` of the images, ``(F,)`` of rows of a table; ``None``: the samples are texts, or rows that are not
+            encoded yet.
         words: size of the text encoder's vocabulary; ``None``: the samples have no texts.
         tokenizer: SHA-256 (hex) of the vocabulary.
     """
@@ -40,7 +42,8 @@ class SampleForm:
         Args:
             encoder: of the texts, if there are any.
         """
-        shape = None if dataset.images is None and dataset.vectors is None else dataset.input_shape
+        arrays = bool(dataset.cells) and isinstance(dataset.cells[0], ArrayCells)
+        shape = dataset.input_shape if dataset.images is not None or dataset.vectors is not None or arrays else None
         if encoder is None:
             return cls(shape)
         vocabulary = json.dumps(encoder.tokenizer.get_vocab(), sort_keys=True).encode()
@@ -53,7 +56,7 @@ class SampleForm:
             UsageError: the options do not fit such samples, or an encoder is not available.
         """
         if self.words is None:
-            assert self.shape is not None, "samples are images, texts or both"
+            assert self.shape is not None, "samples are images, texts or both, or encoded rows"
             return config, image_net(config, self.shape, classes)
         encoder = find_encoder(config.model.encoder, made_up_texts(self.words), config.model.pooling)
         empty = torch.empty(0, 0, dtype=torch.int32)

@@ -212,7 +212,7 @@ def test_a_gradient_of_zero_shows_no_image(weight_decay: float) -> None:
     """Not even a grey one, which would count as a failure; weight decay is no gradient."""
     nothing = _of_zero_head(weight_decay)
     for name in ("analytic", "analytic-features"):
-        with pytest.raises(Inapplicable, match=r"gradient of 'body\.1' is zero, which shows nothing of any image"):
+        with pytest.raises(Inapplicable, match=r"gradient of 'body\.1' is zero, which shows nothing of any sample"):
             image_attack(name)().run([nothing])
 
 
@@ -227,4 +227,4 @@ def test_messages_that_show_nothing_are_no_failure_on_others() -> None:
     assert outcome.recovered is not None and outcome.recovered.successes == 1 and outcome.raw is not None
     assert bool(outcome.raw[0].isnan().all()) and not bool(outcome.raw[1].isnan().any())
     (why,) = outcome.reasons
-    assert why.text == "in 1 of 2 messages the gradient of 'body.1' is zero, which shows nothing of any image"
+    assert why.text == "in 1 of 2 messages the gradient of 'body.1' is zero, which shows nothing of any sample"

@@ -215,7 +215,7 @@ def test_targets_give_the_public_images_of_the_baselines(tmp_path: Path) -> None
     assert "has public images of the same kind, with labels" in KNOWS.sentences()
     assert not any("public" in sentence for sentence in ThreatModel().sentences())
     assert any("images" in sentence for sentence in ThreatModel().sentences())
-    assert not any("images" in sentence for sentence in ThreatModel().sentences(images=False)), "of texts"
+    assert not any("images" in sentence for sentence in ThreatModel().sentences("texts")), "of texts"
 
 
 def test_the_labs_public_digits_are_not_those_attacked() -> None:

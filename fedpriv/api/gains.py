@@ -1,0 +1,122 @@
+"""What federation gains over clients that train alone, and loses against training on pooled data, with intervals."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedpriv.scores.catalogue import ACCURACY, Score
+
+Baseline = Literal["local", "pooled"]
+BASELINES: tuple[Baseline, ...] = ("local", "pooled")
+_OWN = ("method.", "objective.", "aggregation.")
+"""Config keys in which a method and a baseline are meant to differ."""
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What a finished run is compared by.
+
+    Attributes:
+        label: of the runs that differ in their seeds alone, as in the table of runs.
+        same: what two runs have in common whose clients are compared one by one: data, partition, seed, rounds.
+        values: the compared score of each client; ``None`` for one that was not tested.
+        config: the compared keys.
+    """
+
+    label: str
+    method: str
+    same: Hashable
+    values: Sequence[float | None]
+    config: Mapping[str, str]
+
+    def differences(self, other: FinishedRun) -> list[float]:
+        """The score minus that in another run with the same clients, of each client that has one in both."""
+        both = zip(self.values, other.values, strict=True)
+        return [mine - theirs for mine, theirs in both if mine is not None and theirs is not None]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The score of federated runs minus that of a baseline, of the same clients.
+
+    Attributes:
+        score: which; of an error, such as the Brier score, less is better.
+        label: of the federated runs.
+        baseline: the method of the baseline.
+        baseline_label: the label of its runs.
+        difference: the mean over the clients, and over the runs.
+        low, high: its 95 % interval (Student's t, paired): over runs with different seeds or partitions, or over the clients of a
+            single one; ``None``: there is only one of these.
+        over: what the interval is over.
+        count: the number of these.
+        differ: config keys in which the runs differ, besides those of the method.
+    """
+
+    score: Score
+    label: str
+    baseline: Baseline
+    baseline_label: str
+    difference: float
+    low: float | None
+    high: float | None
+    over: Literal["clients", "runs"]
+    count: int
+    differ: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """A line; of shares, in percentage points."""
+        interval = "" if self.low is None or self.high is None else f"95 %: {self._shown(self.low)} to {self._shown(self.high)}, "
+        over = f"over {self.count} {self.over}" if interval else f"a single {self.over[:-1]}, so without an interval"
+        also = f"; they also differ in {', '.join(self.differ[:3])}{', ...' * (len(self.differ) > 3)}" if self.differ else ""
+        verb = "over" if self.baseline == "local" else "against"
+        what = " points" if self.score.in_percent else ""
+        named = "" if self.score is ACCURACY else f" {self.score.title}"
+        difference = f"{self._shown(self.difference)}{what}{named}"
+        return f"{self.label} {verb} {self.baseline_label}: {difference} ({interval}{over}){also}"
+
+    def _shown(self, value: float) -> str:
+        return f"{100 * value:+.1f}" if self.score.in_percent else f"{value:+.3f}"
+
+
+def gains_of(runs: Sequence[FinishedRun], score: Score = ACCURACY) -> Iterator[Gain]:
+    """The gains of each label of federated runs over each label of a baseline (below 0: a loss).
+
+    Runs of a label that repeat each other count once.
+
+    Args:
+        score: that the runs are compared by.
+    """
+    by_label: dict[str, dict[Hashable, FinishedRun]] = {}
+    for run in runs:
+        by_label.setdefault(run.label, {}).setdefault(run.same, run)
+    for ours in by_label.values():
+        if next(iter(ours.values())).method in BASELINES:
+            continue
+        for baseline in BASELINES:
+            for theirs in by_label.values():
+                pairs = [(ours[same], theirs[same]) for same in ours if same in theirs and theirs[same].method == baseline]
+                if pairs and (gain := gain_of(pairs, baseline, score)) is not None:
+                    yield gain
+
+
+def gain_of(pairs: Sequence[tuple[FinishedRun, FinishedRun]], baseline: Baseline, score: Score) -> Gain | None:
+    """The gain of runs of one label over those of another; ``None``: no client has the score in both.
+
+    Args:
+        pairs: a federated run and a run of the baseline each, at least one.
+    """
+    from fedpriv.experiments.claims.rule import mean_interval
+
+    by_run = [differences for ours, theirs in pairs if (differences := ours.differences(theirs))]
+    if not by_run:
+        return None
+    over: Literal["clients", "runs"] = "clients" if len(by_run) == 1 else "runs"
+    values = by_run[0] if over == "clients" else [statistics.fmean(differences) for differences in by_run]
+    low, high = mean_interval(values) if len(values) > 1 else (None, None)
+    ours, theirs = pairs[0]
+    keys = sorted(ours.config.keys() | theirs.config.keys())
+    differ = tuple(key for key in keys if ours.config.get(key) != theirs.config.get(key) and not key.startswith(_OWN))
+    return Gain(score, ours.label, baseline, theirs.label, statistics.fmean(values), low, high, over, len(values), differ)

@@ -1,0 +1,130 @@
+"""Attempts of attacks on rows of a table: which controls are run, and how their reconstructions are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from fedpriv.attacks.attack import RowAttack, row_attacks
+from fedpriv.attacks.core.columns import RowEncoding
+from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.core.row_reconstruction import RowReconstruction
+from fedpriv.attacks.core.status import Reason
+from fedpriv.attacks.lab.control import Control
+from fedpriv.attacks.lab.row_controls import row_controls
+from fedpriv.attacks.lab.trial import NO_CONTROL, Attacker, Attempt, Mounted, NotTried, Task, Trial, difference_reasons
+from fedpriv.attacks.scoring.row_scores import RowScores, in_order, score_rows
+
+
+@dataclass(frozen=True)
+class RowAttempt(Attempt[RowAttack, RowReconstruction, RowScores]):
+    """The result of one attacker on rows.
+
+    Attributes:
+        raw: its rows ``(n, F)``, in the order of the true ones; NaN where it found none.
+    """
+
+    raw: Tensor | None = None
+
+    @property
+    def doubts(self) -> tuple[Reason, ...]:
+        """Why a failure is no evidence; empty if it passed a positive control on messages like these."""
+        passed = any(control.name == "positive" and control.passed for control in self.controls)
+        return self.reasons or (() if passed else (NO_CONTROL,))
+
+
+@dataclass(frozen=True)
+class Rows(Task[RowAttack, RowReconstruction, RowAttempt]):
+    """Rows to attack, and the messages on them.
+
+    Attributes:
+        rows, labels: the truth, ``(n, F)`` as the net takes them and ``(n,)``; attacks are scored against it and never see it.
+        encoding: of their columns.
+        observe: threat model -> the messages; together they stand for the ``n`` rows, in order.
+    """
+
+    rows: Tensor
+    labels: Tensor
+    encoding: RowEncoding
+    observe: Callable[[ThreatModel], list[Observation]]
+
+    def messages(self, attacker: Attacker[RowAttack]) -> list[list[Observation]]:
+        """All messages in one part, which is cheaper than several."""
+        return [self.observe(attacker.threat)]
+
+    def samples_behind(self, part: Sequence[Observation]) -> int:
+        """See :meth:`Task.samples_behind`."""
+        return len(self.rows) // len(part)
+
+    def controls(self, attacker: Attacker[RowAttack], part: Sequence[Observation], seed: int) -> tuple[Control, ...]:
+        """See :func:`run_row_controls`."""
+        return run_row_controls(attacker.attack, part[0], self.samples_behind(part), seed)
+
+    def not_tried(self, attacker: Attacker[RowAttack], reason: NotTried) -> RowAttempt:
+        """See :meth:`Task.not_tried`."""
+        return RowAttempt(attacker, inapplicable=reason.reason, controls=reason.controls)
+
+    def judge(self, attacker: Attacker[RowAttack], mounted: Mounted[RowReconstruction], trial: Trial) -> RowAttempt:
+        """Score the rows, matched to the true ones within each message. Those that an attack did not find have no right cell.
+
+        Where a message states no number of rows, an attack may return more of them than there are. Those that match none have no
+        part in the scores.
+        """
+        (result,), observed = mounted.results, mounted.first
+        assert isinstance(result, RowReconstruction), "the one part was not refused"
+        raw, index = in_order(result.raw, self.rows, self.encoding, len(observed))
+        guessed = result.labels[index].masked_fill(index < 0, -1)
+        clauses = (*observed[0].control_differences, *harder(attacker.attack, observed[0], self.samples_behind(observed)))
+        return RowAttempt(
+            attacker, result, score_rows(raw, self.rows, self.encoding, guessed, self.labels), controls=mounted.controls,
+            reasons=difference_reasons(clauses), raw=raw,
+        )  # fmt: skip
+
+
+def suited_to_rows(hidden: bool = False) -> list[Attacker[RowAttack]]:
+    """The attackers of audits for messages on rows; closed forms first.
+
+    Args:
+        hidden: whether the last layer was not sent.
+    """
+    wanted = ("either", "hidden" if hidden else "shared")
+    kinds = sorted(row_attacks().values(), key=lambda kind: (kind.optimises, kind.name))
+    return [
+        row_attacker(kind, {**kind.audit_options}) for kind in kinds if kind.audit_options is not None and kind.head in wanted
+    ]
+
+
+def row_attacker(kind: type[RowAttack], options: dict[str, Any]) -> Attacker[RowAttack]:
+    """The attack with its options, and the threat model of its control."""
+    return Attacker(kind(**options), ThreatModel() if kind.control is None else kind.control.threat)
+
+
+def run_row_controls(attack: RowAttack, observation: Observation, behind: int, seed: int) -> tuple[Control, ...]:
+    """The controls of an attack with its own options; none where it declares no setting for them.
+
+    Args:
+        observation: a message to attack. The controls have its columns and classes, and as many local steps if the attack
+            simulates them.
+        behind: rows behind each message. The controls have as many, up to what the attack declares.
+    """
+    if (setting := attack.control) is None:
+        return ()
+    if observation.encoding is not None:
+        setting = replace(setting, encoding=observation.encoding, classes=observation.classes)
+    if setting.steps and observation.schedule is not None:
+        setting = replace(setting, steps=observation.schedule.steps)
+    per_message = min(behind, attack.max_batch or behind)
+    return row_controls(attack, replace(setting, per_message=per_message, rows=max(setting.rows, per_message)), seed)
+
+
+def harder(attack: RowAttack, first: Observation, behind: int) -> Iterator[str]:
+    """How messages like the first are harder than those of the positive control: clauses."""
+    if first.num_examples is None and behind > 1:
+        yield f"messages do not say how many rows are behind them ({behind}), and those of its control do"
+    if not attack.optimises and attack.exceeds_control(behind):  # an attack that optimises is not run on so many rows
+        yield f"{behind} rows are behind a message, and its control has at most {attack.max_batch}"
+    if clause := attack.harder(first):
+        yield clause

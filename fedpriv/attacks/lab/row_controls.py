@@ -1,0 +1,84 @@
+"""The positive and the negative control of attacks on rows: they must recover undefended rows, and find nothing in noise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from fedpriv.attacks.attack import RowAttack
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.reconstruction import mounting, one_thread
+from fedpriv.attacks.lab.control import Control, cached_controls, noise_like, run_control
+from fedpriv.attacks.lab.setting import RowSetting
+from fedpriv.attacks.scoring.row_scores import RowScores, in_order, score_rows, typical_row
+
+UNDEFENDED = RowSetting()
+CHANCE = 0.2
+"""How far the share of cells in the negative control may lie above that of the typical row: random cells are right by chance."""
+NOISE_ROWS = 8
+"""Smallest number of rows of a negative control, so that their cells tell a leak from chance."""
+
+
+@cache
+def row_controls(attack: RowAttack, setting: RowSetting, seed: int = 0) -> tuple[Control, ...]:
+    """The positive and the negative control, from the cache if they are in it; only the negative one where the setting requires
+    no recovery."""
+
+    def compute() -> list[Control]:
+        positive = [positive_control(attack, setting, seed)] if setting.min_recovery else []
+        return [*positive, negative_control(attack, setting, seed)]
+
+    return cached_controls(attack, setting, seed, compute=compute)
+
+
+@one_thread()
+@mounting()
+def positive_control(attack: RowAttack, setting: RowSetting = UNDEFENDED, seed: int = 0) -> Control:
+    """Check that the attack recovers as many cells of undefended rows as the setting requires."""
+
+    def check() -> tuple[bool, str]:
+        messages, rows = _undefended(attack, setting, seed)
+        scores = _scores(attack, messages, rows, setting, seed)
+        cells = f"{scores.cells.share:.0%} of the cells of {len(rows)} undefended rows{_size(setting)}"
+        sentence = f"{attack.name} recovered {cells} (at least {setting.min_recovery:.0%} needed)"
+        return scores.cells.share >= setting.min_recovery, sentence
+
+    return run_control("positive", attack.name, "undefended rows", check)
+
+
+@one_thread()
+@mounting()
+def negative_control(attack: RowAttack, setting: RowSetting = UNDEFENDED, seed: int = 0) -> Control:
+    """Check that the attack recovers no row from random gradients, whose tensors have the norms of the true ones, and hardly more
+    cells than the typical row has right."""
+
+    def check() -> tuple[bool, str]:
+        messages, rows = _undefended(attack, replace(setting, rows=max(setting.rows, NOISE_ROWS)), seed)
+        generator = torch.Generator().manual_seed(seed)
+        noise = [replace(message, shared=noise_like(message, generator)) for message in messages]
+        scores = _scores(attack, noise, rows, setting, seed)
+        typical = typical_row(setting.encoding).to(rows).expand_as(rows)
+        chance = score_rows(typical, rows, setting.encoding).cells.share
+        cells = f"{scores.cells.share:.0%} of the cells of {len(rows)} rows from random gradients{_size(setting)}"
+        sentence = f"{attack.name} recovered {cells} (means and most frequent levels: {chance:.0%})"
+        return scores.cells.share <= chance + CHANCE, sentence
+
+    return run_control("negative", attack.name, "random gradients", check)
+
+
+def _undefended(attack: RowAttack, setting: RowSetting, seed: int) -> tuple[list[Observation], Tensor]:
+    """Messages, and the rows ``(n, F)`` behind them."""
+    rows, labels = setting.truth(seed)
+    return setting.observations(rows, labels, seed, attack.alter if attack.is_malicious() else None), rows
+
+
+def _scores(attack: RowAttack, messages: list[Observation], rows: Tensor, setting: RowSetting, seed: int) -> RowScores:
+    raw = attack.run(messages, seed).raw
+    return score_rows(in_order(raw, rows, setting.encoding, len(messages))[0], rows, setting.encoding)
+
+
+def _size(setting: RowSetting) -> str:
+    return "" if setting.per_message == 1 else f", {setting.per_message} behind one message"

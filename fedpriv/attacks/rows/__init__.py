@@ -1,0 +1,1 @@
+"""Attacks that reconstruct rows of a table."""

@@ -1,0 +1,131 @@
+"""Scores of reconstructed rows of a table ``raw`` against the ``true`` ones, both ``(n, F)`` as the net takes them.
+
+A cell is right where the category is the true one, or the number lies within :data:`TOLERANCE` deviations of the true one (Vero
+et al., TabLeak, ICML 2023, section 5). A missing number must be recovered as missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from fedpriv.attacks.core.columns import CategoryColumn, RowEncoding
+from fedpriv.attacks.scoring.scores import Rate, wilson
+
+TOLERANCE = 0.319
+"""Largest error of a right number, in deviations of its column. A quarter of normally distributed numbers are as near to their
+mean."""
+
+
+@dataclass(frozen=True)
+class RowScores:
+    """Scores of ``n`` rows of ``K`` cells each.
+
+    Attributes:
+        hits: which cells are right ``(n, K)``.
+        columns: the names of the columns.
+        labels: how many labels are right; ``None`` where the attack guesses none.
+    """
+
+    hits: Tensor
+    columns: tuple[str, ...]
+    labels: Rate | None = None
+
+    @property
+    def cells(self) -> Rate:
+        """How many cells are right; the interval is as if cells were independent."""
+        return wilson(int(self.hits.sum()), self.hits.numel())
+
+    @property
+    def rows(self) -> Rate:
+        """How many rows have all cells right."""
+        return wilson(int(self.hits.all(1).sum()), len(self.hits))
+
+    @property
+    def by_column(self) -> dict[str, Rate]:
+        """How many cells of each column are right."""
+        counts = self.hits.sum(0).tolist()
+        return {name: wilson(count, len(self.hits)) for name, count in zip(self.columns, counts, strict=True)}
+
+
+def right_cells(raw: Tensor, true: Tensor, encoding: RowEncoding) -> Tensor:
+    """Which cells are right ``(..., K)``, of rows ``(..., F)`` that may be broadcast; none of a row that has NaN in the cell."""
+    raw, true = torch.broadcast_tensors(raw, true)
+    hits = []
+    for column, at in zip(encoding.columns, encoding.entries, strict=True):
+        guess, truth = raw[..., at], true[..., at]
+        if isinstance(column, CategoryColumn):
+            right = guess.argmax(-1) == truth.argmax(-1)
+        else:
+            right = (guess[..., 0] - truth[..., 0]).abs() <= TOLERANCE
+            if column.gaps:
+                missing, is_missing = guess[..., 1] > 0.5, truth[..., 1] > 0.5
+                right = (missing & is_missing) | (right & ~missing & ~is_missing)
+        hits.append(right & ~guess.isnan().any(-1))
+    return torch.stack(hits, -1)
+
+
+def match_rows(raw: Tensor, true: Tensor, encoding: RowEncoding) -> Tensor:
+    """Match the rows of one message, whose order a gradient does not determine, so that most cells are right.
+
+    Returns:
+        the index in ``raw`` ``(m, F)`` for each of ``true`` ``(n, F)``; -1 where there are fewer of ``raw``.
+    """
+    hits = right_cells(raw[None], true[:, None], encoding).sum(-1)
+    rows, columns = linear_sum_assignment(hits.cpu().numpy(), maximize=True)
+    index = torch.full((len(true),), -1)
+    index[torch.as_tensor(rows)] = torch.as_tensor(columns)
+    return index
+
+
+def in_order(raw: Tensor, true: Tensor, encoding: RowEncoding, messages: int) -> tuple[Tensor, Tensor]:
+    """The rows of ``messages`` messages matched to the true ones within each (:func:`match_rows`).
+
+    Each message stands for as many true rows, and has as many reconstructed ones, as every other.
+
+    Returns:
+        rows ``(n, F)``, NaN for those without a partner, and their indices in ``raw`` ``(n,)``, or -1.
+    """
+    size, shown = len(true) // messages, len(raw) // messages
+    parts = []
+    for number, (guesses, rows) in enumerate(zip(raw.view(messages, shown, -1), true.view(messages, size, -1), strict=True)):
+        index = match_rows(guesses, rows, encoding)
+        parts.append(torch.where(index < 0, index, index + number * shown))
+    index = torch.cat(parts)
+    padded = torch.cat([raw, raw.new_full((1, raw.shape[1]), torch.nan)])
+    return padded[index], index
+
+
+def score_rows(
+    raw: Tensor, true: Tensor, encoding: RowEncoding, guessed: Tensor | None = None, labels: Tensor | None = None
+) -> RowScores:
+    """All scores; rows of one message must first be put in order (:func:`in_order`)."""
+    right = None
+    if guessed is not None and labels is not None and bool((guessed >= 0).any()):
+        right = wilson(int((guessed == labels).sum()), len(true))
+    return RowScores(right_cells(raw, true, encoding), tuple(column.name for column in encoding.columns), right)
+
+
+def typical_row(encoding: RowEncoding, reference: Tensor | None = None) -> Tensor:
+    """The baseline without a message ``(F,)``: the mean of each number, and the mode of each category.
+
+    Args:
+        reference: rows ``(m, F)`` for means and modes; ``None``: those of the encoding, whose levels begin with the most frequent
+            one.
+    """
+    row = torch.zeros(encoding.width)
+    for column, at in zip(encoding.columns, encoding.entries, strict=True):
+        if isinstance(column, CategoryColumn):
+            place = 0 if reference is None else int(reference[:, at].sum(0).argmax())
+            row[at.start + place] = 1.0
+        elif reference is not None:
+            values = reference[:, at]
+            there = values[:, 1] <= 0.5 if column.gaps else torch.ones(len(values), dtype=torch.bool)
+            if 2 * int(there.sum()) < len(values):
+                row[at.stop - 1] = 1.0
+            else:
+                row[at.start] = values[there, 0].mean()
+    return row

@@ -1,0 +1,55 @@
+"""Scores of rows by hand-made cases."""
+
+from __future__ import annotations
+
+import torch
+
+from fedpriv.attacks.core.columns import CategoryColumn, NumberColumn, RowEncoding
+from fedpriv.attacks.scoring.row_scores import in_order, match_rows, right_cells, score_rows, typical_row
+
+TABLE = RowEncoding(
+    (NumberColumn("age", 40.0, 10.0), NumberColumn("dose", 2.0, 0.5, gaps=True), CategoryColumn("ward", ("a", "b"), other=True))
+)
+TRUE = TABLE.encode([(40.0, 2.0, "a"), (60.0, None, "b"), (50.0, 3.0, None)])
+
+
+def test_a_number_is_right_within_a_third_of_a_deviation() -> None:
+    guesses = TABLE.encode([(43.1, 2.15, "a"), (63.3, 2.0, "b"), (50.0, None, None)])
+    assert right_cells(guesses, TRUE, TABLE).tolist() == [[True, True, True], [False, False, True], [True, False, True]]
+    both = TABLE.encode([(60.0, None, "a")])
+    assert right_cells(both, TRUE[1:2], TABLE).tolist() == [[True, True, False]]
+
+
+def test_scores_count_cells_and_whole_rows() -> None:
+    scores = score_rows(TABLE.encode([(40.0, 2.0, "a"), (60.0, 1.0, "b"), (50.0, 3.0, "a")]), TRUE, TABLE)
+    assert (scores.cells.successes, scores.cells.n) == (7, 9) and (scores.rows.successes, scores.rows.n) == (1, 3)
+    assert {name: rate.successes for name, rate in scores.by_column.items()} == {"age": 3, "dose": 2, "ward": 2}
+    assert scores.labels is None
+    guessed = score_rows(TRUE, TRUE, TABLE, torch.tensor([1, 0, -1]), torch.tensor([1, 1, 1]))
+    assert guessed.labels is not None and guessed.labels.successes == 1
+
+
+def test_rows_are_matched_by_their_cells() -> None:
+    order = torch.tensor([2, 0, 1])
+    assert match_rows(TRUE[order], TRUE, TABLE).tolist() == [1, 2, 0]
+    raw, index = in_order(torch.cat([TRUE[order], TRUE[order]]), torch.cat([TRUE, TRUE]), TABLE, messages=2)
+    assert index.tolist() == [1, 2, 0, 4, 5, 3]
+    torch.testing.assert_close(raw, torch.cat([TRUE, TRUE]))
+
+
+def test_a_row_that_was_not_recovered_has_no_right_cell() -> None:
+    nothing = torch.full((1, TABLE.width), torch.nan)
+    assert not right_cells(nothing, TRUE[:1], TABLE).any()
+    raw, index = in_order(TRUE[1:2], TRUE, TABLE, messages=1)
+    assert index.tolist() == [-1, 0, -1] and raw.isnan().any(1).tolist() == [True, False, True]
+    assert score_rows(raw, TRUE, TABLE).cells.successes == 3
+    more = torch.cat([nothing, TRUE])
+    assert in_order(more, TRUE, TABLE, messages=1)[1].tolist() == [1, 2, 3], "an attack may return more rows than there are"
+
+
+def test_the_typical_row_has_means_and_modes() -> None:
+    assert TABLE.decode(typical_row(TABLE)[None]) == [(40.0, 2.0, "a")]
+    rows = TABLE.encode([(30.0, None, "b"), (40.0, None, "b"), (80.0, 3.0, "a")])
+    assert TABLE.decode(typical_row(TABLE, rows)[None]) == [(50.0, None, "b")]
+    rows = TABLE.encode([(30.0, 1.0, "b"), (40.0, None, "b"), (80.0, 3.0, None)])
+    assert TABLE.decode(typical_row(TABLE, rows)[None]) == [(50.0, 2.0, "b")], "the mean of the numbers that are there"
