@@ -61,7 +61,7 @@ def needs(name: str) -> Iterator[str]:
     kind = ATTACKS.all().get(name)
     if kind is None:
         return
-    if kind.modality == "image":
+    if kind.modality != "text":
         yield f"* Layers: {LAYERS[kind.head]}."
     if kind.is_malicious():
         yield "* A malicious server: `--threat malicious`; no audit mounts it."

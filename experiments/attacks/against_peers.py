@@ -3,7 +3,8 @@
     python experiments/attacks/against_peers.py --data-dir DATA [--only NAME]
 
 Measures the tables, stores each as results/against_peers/NAME.json, and writes REPORT.md. DATA holds cifar10 and fashion_mnist.
-Two columns need the package ``breaching``, which is not a dependency of the project (see inversion.py).
+Two columns need the package ``breaching``, and a table needs a checkout of TabLeak's code; neither is a dependency of the project
+(see inversion.py and rows.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import click
 import inversion
 import labels
 import membership
+import rows
 import running_statistics
 import torch
 
@@ -43,6 +45,7 @@ class Topic:
 
 
 TOPICS = {
+    "rows": Topic(rows.measure, rows.render),
     "membership": Topic(membership.measure, membership.render),
     "labels": Topic(labels.measure, labels.render),
     "running_statistics": Topic(running_statistics.measure, running_statistics.render),

@@ -148,6 +148,11 @@ class RowAttack(Attack[RowReconstruction]):
     modality: ClassVar[Modality] = "row"
     control: ClassVar[RowSetting | None] = None
 
+    @classmethod
+    def most_rows(cls, observation: Observation) -> int | None:
+        """The largest number of rows per message that its control covers, for a table with such columns; ``None``: any number."""
+        return cls.max_batch
+
 
 def _is_attack(thing: Any) -> bool:
     return isinstance(thing, type) and is_dataclass(thing) and issubclass(thing, ImageAttack | TextAttack | RowAttack)

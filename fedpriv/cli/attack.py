@@ -1,4 +1,4 @@
-"""``fedpriv attack``: reconstruct images or texts from a gradient step or a message; ``fedpriv attacks`` lists the attacks."""
+"""``fedpriv attack``: reconstruct images, texts or rows from a gradient step or a message; ``fedpriv attacks`` lists them."""
 
 from __future__ import annotations
 
@@ -47,17 +47,20 @@ MASKS = "secagg-masks"
 )
 @click.option("--images", type=FilePath(), metavar="FOLDER", help="Attack one step on each image of a folder.")
 @click.option(
-    "--dataset", help="Attack one step on test samples of a data set. Default: crops of two photographs, or synthetic requests."
+    "--dataset",
+    help="Attack one step on test samples of a data set. Default: crops of two photographs, synthetic requests, or made-up rows.",
 )
 @click.option("--data-dir", type=FilePath(), help="Folder with <name>/{train,test}.parquet (or set FEDPRIV_DATA).")
 @click.option(
     "--n",
     "count",
     type=click.IntRange(1),
-    help="Number of steps, one per image or batch of texts; default 20, for span 10, for tag 2.",
+    help="Number of steps, one per image or batch of texts or rows; default 20, for span 10, for rows 8, for tag 2.",
 )
 @click.option("--mask-layers", type=click.IntRange(0, 3), help="Hide the last N fully connected layers; default 0.")
-@click.option("--batch-size", type=click.IntRange(1), help="Texts: sentences in a step; default 8, for tag and span 1.")
+@click.option(
+    "--batch-size", type=click.IntRange(1), help="Sentences in a step, default 8, for tag and span 1; or rows, default 1."
+)
 @click.option("--encoder", help="Texts: minilm, tiny, a folder or a hub name, as in `fedpriv train`.")
 @click.option(
     "--tune",
@@ -79,12 +82,13 @@ MASKS = "secagg-masks"
 def attack(
     name: str, assignments: tuple[str, ...], seed: int, output: Path | None, run_name: str | None, threat: str, **chosen: Any
 ) -> dict[str, Any]:
-    """Reconstruct images, or texts, from what a client sends.
+    """Reconstruct images, texts, or rows of a table, from what a client sends.
 
     By default, each image is attacked through one gradient step of DLG's sigmoid LeNet, with all parameters drawn from
     U(-0.5, 0.5) and as many linear layers as are masked: the setting of the papers. Attacks on texts (tokens, tag, span) use
-    one step of a text encoder under a new linear layer. With --run, both attack a real message of a run. secagg-masks attacks
-    the masks of a secure aggregation instead: those that Flower draws, and those of this package.
+    one step of a text encoder under a new linear layer; those on rows (closed-form, tableak) one step of the default net for
+    tables. With --run, all attack a real message of a run. secagg-masks attacks the masks of a secure aggregation instead:
+    those that Flower draws, and those of this package.
 
     An attack of a malicious server (--threat malicious) alters the download of that message. The client of the run trains on
     it again, with its own data, and its new upload is attacked. The command says whether the client's check of downloads
@@ -101,11 +105,12 @@ def attack(
              fedpriv attack analytic --run runs/20260131-120000-mpfedcon-digits-s0-1a2b --round 15
              fedpriv attack imprint --threat malicious --run runs/20260131-120000-mpfedcon-digits-s0-1a2b
              fedpriv attack tokens --dataset banking77 --encoder minilm --mask-embeddings
+             fedpriv attack closed-form --dataset patients.csv --set data.label=readmitted --batch-size 4
              fedpriv attack secagg-masks
     """
     check_name("attacks", "attack", name)
     loading()
-    from fedpriv.attacks.attack import ATTACKS, image_attacks, text_attacks
+    from fedpriv.attacks.attack import ATTACKS, image_attacks, row_attacks, text_attacks
     from fedpriv.config import parse_assignment
     from fedpriv.seeding import with_threads
 
@@ -124,10 +129,17 @@ def attack(
 
         with with_threads(1):
             return attack_text(name, options, seed, run_name, **chosen)
+    if name in row_attacks():
+        if output:
+            raise UsageError(f"--output draws images, and {name} is an attack on rows of a table")
+        from fedpriv.cli.attack_rows import attack_rows
+
+        with with_threads(1):
+            return attack_rows(name, options, seed, run_name, **chosen)
     if name not in image_attacks():
         if name in ATTACKS.missing:
             raise UsageError(f"attack {name!r} is not available: {ATTACKS.missing[name]}")
-        raise UnknownName("attack", name, [*image_attacks(), *text_attacks(), MASKS])
+        raise UnknownName("attack", name, [*image_attacks(), *text_attacks(), *row_attacks(), MASKS])
     for option in OF_TEXTS:
         if chosen.pop(option):
             raise UsageError(f"--{option.replace('_', '-')} is for attacks on texts: {', '.join(text_attacks())}")
@@ -239,11 +251,11 @@ def attacks() -> dict[str, Any]:
 def _all() -> Rows:
     from dataclasses import fields
 
-    from fedpriv.attacks.attack import image_attacks, text_attacks
+    from fedpriv.attacks.attack import image_attacks, row_attacks, text_attacks
     from fedpriv.attacks.inference.masked_sums import SecaggMasks
 
-    rows = []
-    for on, kinds in (("images", image_attacks()), ("texts", text_attacks()), ("masked sums", {MASKS: SecaggMasks})):
+    rows, masks = [], {MASKS: SecaggMasks}
+    for on, kinds in (("images", image_attacks()), ("texts", text_attacks()), ("rows", row_attacks()), ("masked sums", masks)):
         for name, kind in kinds.items():
             about = (kind.__doc__ or "").partition("\n")[0]
             options = [{"name": f.name, "default": f.default} for f in fields(kind)]  # type: ignore[arg-type]

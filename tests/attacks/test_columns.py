@@ -34,7 +34,7 @@ def test_cells_are_encoded_and_decoded() -> None:
 def test_the_encoding_is_that_of_the_data() -> None:
     """A table that the package for data encodes is decoded to its cells."""
     numbers, levels = np.array([3.0, np.nan, 5.0, 7.0]), ["x", "y", "x", "z"]
-    number, category = data.NumberColumn.fit("n", numbers), data.CategoryColumn("c", ("x", "y"))
+    number, category = data.NumberColumn("n", 5.0, 1.6, gaps=True), data.CategoryColumn("c", ("x", "y"))
     rows = torch.from_numpy(np.concatenate([number.encode(numbers), category.encode(levels)], 1))
     columns = (NumberColumn("n", number.mean, number.std, number.gaps), CategoryColumn("c", category.levels))
     cells = RowEncoding(columns).decode(rows)

@@ -108,7 +108,7 @@ def run_row_controls(attack: RowAttack, observation: Observation, behind: int, s
     Args:
         observation: a message to attack. The controls have its columns and classes, and as many local steps if the attack
             simulates them.
-        behind: rows behind each message. The controls have as many, up to what the attack declares.
+        behind: rows behind each message. The controls have as many, up to what the attack declares for such columns.
     """
     if (setting := attack.control) is None:
         return ()
@@ -116,7 +116,7 @@ def run_row_controls(attack: RowAttack, observation: Observation, behind: int, s
         setting = replace(setting, encoding=observation.encoding, classes=observation.classes)
     if setting.steps and observation.schedule is not None:
         setting = replace(setting, steps=observation.schedule.steps)
-    per_message = min(behind, attack.max_batch or behind)
+    per_message = min(behind, attack.most_rows(observation) or behind)
     return row_controls(attack, replace(setting, per_message=per_message, rows=max(setting.rows, per_message)), seed)
 
 
@@ -124,7 +124,7 @@ def harder(attack: RowAttack, first: Observation, behind: int) -> Iterator[str]:
     """How messages like the first are harder than those of the positive control: clauses."""
     if first.num_examples is None and behind > 1:
         yield f"messages do not say how many rows are behind them ({behind}), and those of its control do"
-    if not attack.optimises and attack.exceeds_control(behind):  # an attack that optimises is not run on so many rows
-        yield f"{behind} rows are behind a message, and its control has at most {attack.max_batch}"
+    if (most := attack.most_rows(first)) is not None and behind > most:
+        yield f"{behind} rows are behind a message, and its control has at most {most}"
     if clause := attack.harder(first):
         yield clause

@@ -87,6 +87,12 @@ class ClosedForm(AnalyticOptions, RowAttack):
         loss = torch.stack([1 - exact(rows, encoding).float().mean() if len(rows) else torch.tensor(1.0) for rows, _ in batches])
         return RowReconstruction(raw.flatten(0, 1), labels.flatten(), loss, encoding, time.process_time() - began)
 
+    @classmethod
+    def most_rows(cls, observation: Observation) -> int | None:
+        """See :class:`fedpriv.attacks.attack.RowAttack`: half of the entries that are independent (measured on four tables)."""
+        encoding = require_encoding(observation)
+        return max(1, min(cls.max_batch, (encoding.width - len(encoding.categories)) // 2))
+
     @staticmethod
     def check(observation: Observation) -> None:
         """See :class:`fedpriv.attacks.attack.Attack`."""

@@ -13,7 +13,6 @@ The attacker knows the net, its weights and the client's cross-entropy; labels a
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -44,6 +43,8 @@ TOGETHER = 6
 """Starts that are descended at once; no more are made once their rows explain the gradient."""
 EXPLAINED = 1e-5
 """Cosine distance at which rows explain a gradient without noise, up to rounding."""
+NEAR = 1e-3
+"""Cosine distance at which a start ends: its levels are clear, and its numbers descend faster by L-BFGS."""
 DESCENT, LAST_DESCENT = 10, 200
 """Steps of L-BFGS on the numbers between exchanges of levels, and after the last one."""
 SCALE = 1e3
@@ -66,6 +67,7 @@ class TabLeak(RowAttack):
     """
 
     control: ClassVar = RowSetting()
+    audit_options: ClassVar = {"starts": 12}
     max_batch: ClassVar = 8
     head: ClassVar = "shared"
     one_step: ClassVar = True
@@ -142,7 +144,7 @@ class Search:
         """The rows of ``count`` starts ``(count, B, F)``, categories as softmax."""
         starts = 2 * torch.rand(count, self.objective.layout.size, generator=generator) - 1
         points = [
-            adam(self._repeated(len(some)), some, options.lr, options.steps, signed=True, enough=-math.inf).x
+            adam(self._repeated(len(some)), some, options.lr, options.steps, signed=True, enough=NEAR).x
             for some in torch.split(starts.to(self.cells.low), batch_size(self.objective))
         ]
         return self.cells.image(self.objective.layout.unpack(torch.cat(points))["image"])

@@ -10,14 +10,16 @@ import pytest
 import torch
 
 from fedpriv.attacks.attack import RowAttack, row_attack, row_attacks
+from fedpriv.attacks.core.columns import CategoryColumn, NumberColumn, RowEncoding
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.row_reconstruction import RowReconstruction
-from fedpriv.attacks.lab.row_attempts import Rows, row_attacker
+from fedpriv.attacks.lab.row_attempts import Rows, harder, row_attacker, run_row_controls
 from fedpriv.attacks.lab.row_controls import negative_control, positive_control
 from fedpriv.attacks.lab.setting import RowSetting
 from fedpriv.attacks.lab.trial import Trial
 from fedpriv.attacks.rows.closed_form import ClosedForm
 from fedpriv.attacks.scoring.row_scores import typical_row
+from tests.marks import quick_first
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Peek(RowAttack):
         return RowReconstruction(raw, torch.full((len(raw),), -1), torch.zeros(len(raw)), setting.encoding)
 
 
-@pytest.mark.parametrize("per_message", [1, 4, 16])
+@pytest.mark.parametrize("per_message", quick_first([4, 1, 16]))
 def test_the_closed_form_passes_its_controls(per_message: int) -> None:
     attack = ClosedForm()
     setting = RowSetting(rows=max(4, per_message), per_message=per_message)
@@ -60,3 +62,17 @@ def test_an_attempt_is_scored_beside_its_controls() -> None:
     attempt = target.run(row_attacker(ClosedForm, {}), Trial())
     assert attempt.scores is not None and attempt.scores.rows.share == 1 and attempt.is_evidence
     assert [control.name for control in attempt.controls] == ["positive", "negative"]
+
+
+def test_the_control_has_as_many_rows_as_the_columns_allow() -> None:
+    """Four numbers, of which one may be missing, and one category are seven independent entries."""
+    numbers = tuple(NumberColumn(name, gaps=name == "d") for name in "abcd")
+    table = RowEncoding((*numbers, CategoryColumn("e", ("x", "y"))))
+    setting = RowSetting(table, rows=6, per_message=6)
+    rows, labels = setting.truth(0)
+    (message,) = setting.observations(rows, labels, 0)
+    assert ClosedForm.most_rows(message) == 3
+    positive, _ = run_row_controls(ClosedForm(), message, 6, 0)
+    assert positive.passed and "3 behind one message" in positive.sentence
+    assert list(harder(ClosedForm(), message, 6)) == ["6 rows are behind a message, and its control has at most 3"]
+    assert not list(harder(ClosedForm(), message, 3))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.columns import CategoryColumn, NumberColumn, RowEncoding, made_up_rows
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
@@ -17,7 +18,7 @@ from fedpriv.attacks.image.dlg import labels_together
 from fedpriv.attacks.lab.row_controls import negative_control, positive_control
 from fedpriv.attacks.lab.setting import RowSetting
 from fedpriv.attacks.lab.tables import EXAMPLE
-from fedpriv.attacks.rows.tableak import EXPLAINED, Search, TabLeak
+from fedpriv.attacks.rows.tableak import EXPLAINED, Search, TabLeak, likely_labels
 from fedpriv.attacks.scoring.row_scores import in_order, score_rows
 
 TABLE = RowEncoding(
@@ -69,6 +70,7 @@ def test_starts_are_pooled_by_the_median_after_matching() -> None:
     torch.testing.assert_close(finder.pooled(ensemble, rows), rows)
 
 
+@pytest.mark.slow
 def test_rows_that_are_nearly_right_are_refined() -> None:
     """Wrong levels are exchanged one after the other, and numbers descend."""
     finder, rows = search(RowSetting(TABLE, widths=(64, 16), rows=2, per_message=2))
@@ -101,6 +103,7 @@ def test_the_slope_is_that_of_the_loss(encoding: RowEncoding) -> None:
     assert slope.abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_few_steps_recover_two_rows_with_unknown_labels() -> None:
     setting = RowSetting(TABLE, widths=(64, 16), rows=2, per_message=2)
     rows, labels = setting.truth(0)
@@ -126,3 +129,39 @@ def test_it_passes_its_controls(per_message: int) -> None:
     setting = RowSetting(rows=max(4, per_message), per_message=per_message)
     for control in (positive_control(TabLeak(), setting), negative_control(TabLeak(steps=100, starts=2), setting)):
         assert control.passed, control.sentence
+
+
+def test_noise_is_weighed_by_its_variance() -> None:
+    """Of a noisy message, the true rows leave what noise alone leaves, and other rows more."""
+    setting = RowSetting(TABLE, widths=(64, 16), rows=2, per_message=2)
+    rows, labels = setting.truth(0)
+    (message,) = setting.observations(rows, labels, 0)
+    generator, deviation = torch.Generator().manual_seed(1), 1e-3
+    shared = {
+        name: tensor + deviation * torch.randn(tensor.shape, generator=generator) for name, tensor in message.shared.items()
+    }
+    noisy = replace(message, shared=shared, altered=Altered(variance=dict.fromkeys(shared, deviation**2)))
+    case = build_case([noisy], bounded=True, scale_free=True)
+    assert isinstance(case.pixels, Cells) and not case.exact
+    finder = Search(labels_together(case, cosine, labels.view(1, -1), known_top=True), case.pixels, TABLE)
+    other = rows.roll(1, 1)
+    of_truth, of_others = finder.losses(torch.stack([rows, TABLE.project(other)])).tolist()
+    assert of_truth == pytest.approx(case.expected(), rel=0.2) and of_others > 3 * of_truth
+
+
+def test_labels_are_inferred_by_two_rules() -> None:
+    """The rules agree on a message of one row; where they differ, both answers are tried."""
+    setting = RowSetting(rows=1)
+    rows, labels = setting.truth(0)
+    (message,) = setting.observations(rows, labels, 0)
+    assert [guess.tolist() for guess in likely_labels(message)] == [labels.tolist()]
+    assert [guess.tolist() for guess in likely_labels(replace(message, labels=labels))] == [labels.tolist()]
+    setting = RowSetting(rows=16, per_message=16)
+    differing = 0
+    for seed in range(6):
+        rows, labels = setting.truth(seed)
+        (message,) = setting.observations(rows, labels, seed)
+        guesses = likely_labels(message)
+        differing += len(guesses) > 1
+        assert any(guess.sum() == labels.sum() for guess in guesses), "one of them is right"
+    assert differing
