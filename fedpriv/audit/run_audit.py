@@ -38,7 +38,6 @@ from fedpriv.audit.results import (
     ImageTarget,
     MeanColour,
     Part,
-    RowTarget,
     TextTargetResult,
     distinct,
 )

@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedpriv.attacks.attack import ImageAttack, RowAttack, TextAttack
 from fedpriv.attacks.core.altered import UNALTERED
+from fedpriv.attacks.core.columns import made_up_rows
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, TextFacts
 from fedpriv.attacks.core.reconstruction import mounting
 from fedpriv.attacks.gradients.multistep import as_gradient
@@ -26,7 +27,6 @@ from fedpriv.attacks.lab.control import Control, run_control
 from fedpriv.attacks.lab.explained import simulated
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.setting import HALF
-from fedpriv.attacks.lab.tables import made_up_rows
 from fedpriv.attacks.scoring.row_scores import in_order, score_rows, typical_row
 from fedpriv.attacks.scoring.scores import RECOVERED, errors, match_batches
 from fedpriv.attacks.scoring.text_scores import score_text, word_weights

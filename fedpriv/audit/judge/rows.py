@@ -49,9 +49,7 @@ def beyond_guesses(figures: RowFigures, baselines: Mapping[str, RowRates]) -> bo
 def conclusive(target: RowTarget) -> list[BestRows]:
     """The attacks that recovered more than guesses, or whose failure is evidence; the others measure nothing."""
     return [
-        attack
-        for attack in ran(target)
-        if attack.outcome.status.is_evidence or beyond_guesses(attack.figures, target.baselines)
+        attack for attack in ran(target) if attack.outcome.status.is_evidence or beyond_guesses(attack.figures, target.baselines)
     ]
 
 

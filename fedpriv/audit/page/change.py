@@ -49,7 +49,12 @@ def _target(run: AuditedRun) -> Condition | None:
     """A target that the run misses because of its finding; ``None``: no measure shows the finding."""
     level, best = run.concluded.level, members.best(run.membership)
     tells_members = members.tells(run.membership)
-    if level == MEMBERS and tells_members and (best is None or best.together.low <= 0.5) and members.reversed_attack(run.membership) is None:
+    if (
+        level == MEMBERS
+        and tells_members
+        and (best is None or best.together.low <= 0.5)
+        and members.reversed_attack(run.membership) is None
+    ):
         return None  # found at a low false-positive rate, which the area need not show
     halfway = math.floor(50 * (0.5 + (membership_auc(run) or 0.0))) / 100  # between guessing and what was found
     wanted = {

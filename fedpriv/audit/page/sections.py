@@ -151,7 +151,9 @@ def _recovered(run: AuditedRun, kind: TargetKind, of_text: TargetKind, of_row: T
     """What the best attacks recovered of images, of texts, or of rows."""
     if (most := rows.best_of(run, of_row)) is not None:
         guessed = rows.guessed(most.target.baselines)
-        about = f"{counted(most.figures.rows)} rows in every cell; by {most.outcome.attack}; guesses: {percent(guessed.cells.share)}"
+        about = (
+            f"{counted(most.figures.rows)} rows in every cell; by {most.outcome.attack}; guesses: {percent(guessed.cells.share)}"
+        )
         yield "cells: "
         yield measured(most.figures.cells, about) or Styled("not known", "nothing")
     best, read, has_images = images.best_of(run, kind), texts.best_of(run, of_text), "image" in run.modalities
