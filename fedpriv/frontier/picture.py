@@ -33,7 +33,7 @@ _NUMBER, _PANEL, _SENT, _WORD = 0.68, 1.3, 0.9, 0.84
 _LETTERS = 29
 """In a line of a defence."""
 _BAND, _ALLOWED, _GREY = "#FFF1C2", "#DDEFE7", "#555555"
-_SHARES = ("accuracy", "recovered", "words", "labels")
+_SHARES = ("accuracy", "recovered", "words", "cells", "attribute_advantage", "labels")
 """Measures that are shown in percent."""
 
 
