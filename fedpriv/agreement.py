@@ -20,6 +20,7 @@ from fedpriv.models.order import Order, order_of
 from fedpriv.models.state import find_hidden_state
 from fedpriv.objectives.cross_entropy import balanced_weights
 from fedpriv.parameters import RUNNING, ParameterSpace, constant_buffers
+from fedpriv.privacy.accountant import History
 from fedpriv.privacy.canaries import Canaries
 from fedpriv.samples import Modality
 from fedpriv.seeding import generator, global_rng
@@ -38,6 +39,7 @@ class Declared:
         lacks: client -> the modality that none of its image-text pairs has.
         class_counts: number of training labels of each class over all clients ``(C,)``; ``None``: they were not asked for.
         class_names: of a deployment's classes; none: they are those of each client's data set.
+        statistics_noise: noise multiplier of the statistics before round 1, under differential privacy; 0: there were none.
     """
 
     classes: int
@@ -47,6 +49,7 @@ class Declared:
     lacks: Mapping[int, Modality] = field(default_factory=dict)
     class_counts: tuple[int, ...] | None = None
     class_names: tuple[str, ...] = ()
+    statistics_noise: float = 0.0
 
 
 @dataclass
@@ -90,6 +93,12 @@ class Agreement:
     def trainable(self) -> Sequence[int]:
         """The clients that hold training data, in ascending order."""
         return self.declared.trainable
+
+    @property
+    def spent_before(self) -> History:
+        """What every client has spent on statistics before round 1: the Gaussian mechanism on all of its samples, once."""
+        noise = self.declared.statistics_noise
+        return ((noise, 1.0, 1),) if noise else ()
 
     def unused(self, client: int) -> frozenset[str]:
         """Names of the net's tensors that a client's data do not affect: the branch of a modality that it lacks."""

@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
+from fedpriv.methods import methods
+
 FEW = ("fedavg", "mpfedcon")
 """The methods with which every test of methods is quick: the plain one, and one with all that a method may have."""
+
+
+def federated() -> list[str]:
+    """The methods whose clients train: all but those with all samples in one place."""
+    return sorted(name for name, method in methods().items() if not method.pools)
 
 
 def slow_but(quick: Collection[str], cases: Iterable[Any]) -> list[Any]:

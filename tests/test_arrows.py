@@ -23,6 +23,7 @@ LAYERS = (
     "experiments",
     "audit",
     "deploy",
+    "prediction",
     "simulation",
     "plots",
     "tracking",

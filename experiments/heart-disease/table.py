@@ -43,6 +43,7 @@ KEYS: dict[str, Any] = {
     "train.lr": 0.02,
     "train.batch_size": 16,
     "eval.last": 1,
+    "eval.metric": "accuracy",
     "wire.keep_payloads": "none",
     "tracking.uri": "none",
 }
@@ -137,8 +138,8 @@ def render(results: dict[str, Any]) -> str:
             "Written by `python experiments/heart-disease/table.py`. The patients are those of FLamby's Fed-Heart-Disease (Ogier "
             f"du Terrail et al., NeurIPS 2022): the {results['patients']} of UCI's Heart Disease data without gaps, once "
             "`slope`, `ca` and `thal` are left out. Every hospital is a client. A third of each hospital's patients are tested "
-            f"on, drawn anew in {len(SPLITS)} splits; FLamby has one split. Numbers are standardised by all training patients, at "
-            "FLamby by each hospital's own.",
+            f"on, drawn anew in {len(SPLITS)} splits; FLamby has one split. Numbers are standardised by all training patients, "
+            "at FLamby by each hospital's own.",
             table(f"method | accuracy (95 %, over splits) | {hospitals} | published", rows),
             "Accuracy is the mean over the hospitals. Intervals are over the splits, which share patients, so they say how much "
             "a split matters, not how another set of patients would come out. Paired by split:",

@@ -31,9 +31,10 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
     audited run ``answer``, ``recovered`` (the largest share of samples that an attack recovered) and ``membership_auc``. Of a run
     whose ``status`` is not ``finished`` the accuracy is that of its last evaluation.
 
-    ``over_local`` and ``over_pooled`` are the mean differences of the clients' accuracies from those in the run of that method
-    (of several, the best) with the same data, partition, seed and rounds, with 95 % intervals over the clients
-    (``over_local_low``, ``over_local_high``); :func:`gains` has intervals over seeds.
+    ``over_local`` and ``over_pooled`` are the mean differences of the clients' scores from those in the run of that method (of
+    several, the best), by the score that all runs are ranked by (accuracy, if these differ). The runs have the same data,
+    partition, seed and rounds; the 95 % intervals are over the clients (``over_local_low``, ``over_local_high``);
+    :func:`gains` has intervals over seeds.
 
     ``repeated`` is whether an earlier row has the same label, seed and samples at the clients. So a mean over seeds, and over
     partitions, is ``table[(table.status == "finished") & ~table.repeated].groupby("label").accuracy.agg(["mean", "std"])``. Where
@@ -59,9 +60,9 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
     for line in contradictions(named, rows).values():
         warnings.warn(printable(line), UserWarning, stacklevel=2)
     further = list(dict.fromkeys(name for row in rows for name in row["scores"] if name != "accuracy"))
-    columns = {key: [row[key] for row in rows] for key in rows[0] if key != "scores"}
+    columns = {key: [row[key] for row in rows] for key in rows[0] if key not in ("scores", "constant")}
     columns |= {name: [row["scores"].get(name) for row in rows] for name in further}
-    columns |= {"repeated": repeated(named, rows)} | _gain_columns(_finished(folders, rows, named), len(rows))
+    columns |= {"repeated": repeated(named, rows)} | _gain_columns(_finished(folders, rows, named), len(rows), common_score(rows))
     table = pd.DataFrame({"label": named} | columns)
     floats = (
         *further,
@@ -84,8 +85,9 @@ def gains(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[st
     """What federated runs gain over runs of ``local`` and of ``pooled`` (below 0: what they lose), in a table.
 
     There is a row for each label of federated runs and each label of a baseline. The columns are those of
-    :class:`fedpriv.api.gains.Gain`, among others ``difference`` (of accuracies, as a share), ``low`` and ``high``. Runs are
-    compared client by client, if they have the same data, partition, seed and number of rounds.
+    :class:`fedpriv.api.gains.Gain`, among others ``score`` (that all runs are ranked by; accuracy, if these differ),
+    ``difference``, ``low`` and ``high``. Runs are compared client by client, if they have the same data, partition, seed and
+    number of rounds.
 
     Args:
         runs: as for :func:`compare`.
@@ -99,50 +101,61 @@ def gains(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[st
 
     folders = [find_run(os.fspath(run), Path(runs_dir)) for run in runs]
     columns = [field.name for field in fields(Gain)]
-    table = pd.DataFrame([asdict(gain) for gain in gains_between(folders)], columns=columns)
+    table = pd.DataFrame([as_row(gain) for gain in gains_between(folders)], columns=columns)
     return table.astype({"difference": "float64", "low": "float64", "high": "float64"})
 
 
 def gains_between(folders: Sequence[Path]) -> list[Gain]:
     """The gains of the federated runs among these over the baselines among them."""
     rows = [figures(folder) for folder in folders]
-    return list(gains_of(list(_finished(folders, rows, labels(folders, rows)).values())))
+    score = common_score(rows)
+    return list(gains_of(list(_finished(folders, rows, labels(folders, rows)).values()), score))
+
+
+def as_row(gain: Gain) -> dict[str, Any]:
+    """A gain as a row of a table, with the score's name."""
+    return asdict(gain) | {"score": gain.score.name}
 
 
 def _finished(folders: Sequence[Path], rows: Sequence[Mapping[str, Any]], named: Sequence[str]) -> dict[int, FinishedRun]:
     """The finished runs that were tested, by their place among the runs."""
     from fedpriv.storage.run_folder import RunFolder
 
+    score = common_score(rows).name
     same = ("dataset", "data_hash", "partition_hash", "seed", "split", "rounds")
     return {
         place: FinishedRun(
             label,
             RunFolder(folder).config_as_data().method.name,
             tuple(row[key] for key in same),
-            summary(folder)["accuracy_per_client"],
+            scores(folder)[score].per_client,
             _compared(folder),
         )
         for place, (folder, row, label) in enumerate(zip(folders, rows, named, strict=True))
-        if row["status"] == "finished" and row["accuracy"] is not None
+        if row["status"] == "finished" and score in row["scores"]
     }
 
 
-def _gain_columns(finished: Mapping[int, FinishedRun], runs: int) -> dict[str, list[float | None]]:
+def _gain_columns(finished: Mapping[int, FinishedRun], runs: int, score: Score) -> dict[str, list[float | None]]:
     """The columns of each run over the best run of each baseline with the same clients."""
     columns: dict[str, list[float | None]] = {}
     for baseline in BASELINES:
-        gains = [_over_best(run, baseline, finished.values()) if (run := finished.get(n)) else None for n in range(runs)]
+        gains = [
+            None if (run := finished.get(number)) is None else _over_best(run, baseline, finished.values(), score)
+            for number in range(runs)
+        ]
         columns[f"over_{baseline}"] = [gain and gain.difference for gain in gains]
         for end in ("low", "high"):
             columns[f"over_{baseline}_{end}"] = [gain and getattr(gain, end) for gain in gains]
     return columns
 
 
-def _over_best(run: FinishedRun, baseline: Baseline, runs: Iterable[FinishedRun]) -> Gain | None:
+def _over_best(run: FinishedRun, baseline: Baseline, runs: Iterable[FinishedRun], score: Score) -> Gain | None:
     """The gain of a run over the best run of a baseline with the same clients; ``None``: there is none."""
     others = [other for other in runs if other.method == baseline and other.same == run.same]
-    over = [gain for other in others if (gain := gain_of([(run, other)], baseline)) is not None]
-    return None if run.method == baseline else min(over, key=lambda gain: gain.difference, default=None)
+    over = [gain for other in others if (gain := gain_of([(run, other)], baseline, score)) is not None]
+    best = min if score.higher_is_better else max
+    return None if run.method == baseline else best(over, key=lambda gain: gain.difference, default=None)
 
 
 def figures(folder: Path) -> dict[str, Any]:
@@ -164,7 +177,7 @@ def figures(folder: Path) -> dict[str, Any]:
         "status": RunFolder(folder).status,
         **{key: facts[key] for key in ("method", "dataset", "seed")},
         **{key: reached[key] for key in ("rounds", "accuracy")},
-        **{key: reached.get(key) for key in ("chance", "at_chance", "only_answer")},
+        **{key: reached.get(key) for key in ("chance", "constant", "at_chance", "only_answer")},
         "probe": reached.get("probe", {}),
         "metric": metric,
         "score": None if ranked is None else ranked.mean,

@@ -7,6 +7,8 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fedpriv.scores.catalogue import ACCURACY, Score
+
 Baseline = Literal["local", "pooled"]
 BASELINES: tuple[Baseline, ...] = ("local", "pooled")
 _OWN = ("method.", "objective.", "aggregation.")
@@ -20,27 +22,28 @@ class FinishedRun:
     Attributes:
         label: of the runs that differ in their seeds alone, as in the table of runs.
         same: what two runs have in common whose clients are compared one by one: data, partition, seed, rounds.
-        accuracies: of each client; ``None`` for one that was not tested.
+        values: the compared score of each client; ``None`` for one that was not tested.
         config: the compared keys.
     """
 
     label: str
     method: str
     same: Hashable
-    accuracies: Sequence[float | None]
+    values: Sequence[float | None]
     config: Mapping[str, str]
 
     def differences(self, other: FinishedRun) -> list[float]:
-        """The accuracy minus that in another run with the same clients, of each client that was tested in both."""
-        both = zip(self.accuracies, other.accuracies, strict=True)
+        """The score minus that in another run with the same clients, of each client that has one in both."""
+        both = zip(self.values, other.values, strict=True)
         return [mine - theirs for mine, theirs in both if mine is not None and theirs is not None]
 
 
 @dataclass(frozen=True)
 class Gain:
-    """The accuracy of federated runs minus that of a baseline, of the same clients.
+    """The score of federated runs minus that of a baseline, of the same clients.
 
     Attributes:
+        score: which; of an error, such as the Brier score, less is better.
         label: of the federated runs.
         baseline: the method of the baseline.
         baseline_label: the label of its runs.
@@ -52,6 +55,7 @@ class Gain:
         differ: config keys in which the runs differ, besides those of the method.
     """
 
+    score: Score
     label: str
     baseline: Baseline
     baseline_label: str
@@ -63,18 +67,27 @@ class Gain:
     differ: tuple[str, ...]
 
     def __str__(self) -> str:
-        """A line, in percentage points."""
-        interval = "" if self.low is None or self.high is None else f"95 %: {100 * self.low:+.1f} to {100 * self.high:+.1f}, "
+        """A line; of shares, in percentage points."""
+        interval = "" if self.low is None or self.high is None else f"95 %: {self._shown(self.low)} to {self._shown(self.high)}, "
         over = f"over {self.count} {self.over}" if interval else f"a single {self.over[:-1]}, so without an interval"
         also = f"; they also differ in {', '.join(self.differ[:3])}{', ...' * (len(self.differ) > 3)}" if self.differ else ""
         verb = "over" if self.baseline == "local" else "against"
-        return f"{self.label} {verb} {self.baseline_label}: {100 * self.difference:+.1f} points ({interval}{over}){also}"
+        what = " points" if self.score.in_percent else ""
+        named = "" if self.score is ACCURACY else f" {self.score.title}"
+        difference = f"{self._shown(self.difference)}{what}{named}"
+        return f"{self.label} {verb} {self.baseline_label}: {difference} ({interval}{over}){also}"
+
+    def _shown(self, value: float) -> str:
+        return f"{100 * value:+.1f}" if self.score.in_percent else f"{value:+.3f}"
 
 
-def gains_of(runs: Sequence[FinishedRun]) -> Iterator[Gain]:
+def gains_of(runs: Sequence[FinishedRun], score: Score = ACCURACY) -> Iterator[Gain]:
     """The gains of each label of federated runs over each label of a baseline (below 0: a loss).
 
     Runs of a label that repeat each other count once.
+
+    Args:
+        score: that the runs are compared by.
     """
     by_label: dict[str, dict[Hashable, FinishedRun]] = {}
     for run in runs:
@@ -85,12 +98,12 @@ def gains_of(runs: Sequence[FinishedRun]) -> Iterator[Gain]:
         for baseline in BASELINES:
             for theirs in by_label.values():
                 pairs = [(ours[same], theirs[same]) for same in ours if same in theirs and theirs[same].method == baseline]
-                if pairs and (gain := gain_of(pairs, baseline)) is not None:
+                if pairs and (gain := gain_of(pairs, baseline, score)) is not None:
                     yield gain
 
 
-def gain_of(pairs: Sequence[tuple[FinishedRun, FinishedRun]], baseline: Baseline) -> Gain | None:
-    """The gain of runs of one label over those of another; ``None``: no client was tested in both.
+def gain_of(pairs: Sequence[tuple[FinishedRun, FinishedRun]], baseline: Baseline, score: Score) -> Gain | None:
+    """The gain of runs of one label over those of another; ``None``: no client has the score in both.
 
     Args:
         pairs: a federated run and a run of the baseline each, at least one.
@@ -106,4 +119,4 @@ def gain_of(pairs: Sequence[tuple[FinishedRun, FinishedRun]], baseline: Baseline
     ours, theirs = pairs[0]
     keys = sorted(ours.config.keys() | theirs.config.keys())
     differ = tuple(key for key in keys if ours.config.get(key) != theirs.config.get(key) and not key.startswith(_OWN))
-    return Gain(ours.label, baseline, theirs.label, statistics.fmean(values), low, high, over, len(values), differ)
+    return Gain(score, ours.label, baseline, theirs.label, statistics.fmean(values), low, high, over, len(values), differ)

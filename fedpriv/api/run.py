@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedpriv.api.comparing import figures, scores, summary
 from fedpriv.config import RunConfig
@@ -19,9 +20,10 @@ from fedpriv.wire import Sealed
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from fedpriv.evaluation.protocols import ScoreSummary
+    from fedpriv.prediction.restored import FinalModel
 
 
 class Run:
@@ -153,6 +155,70 @@ class Run:
             raise UsageError(f"{self.path} has no final model: it is {self.status}, or its method shares none")
         return load_tensors(file)
 
+    def model(self, client: int | str | None = None) -> nn.Module:
+        """The final model with its weights: inputs of :meth:`inputs` -> logits, in evaluation mode.
+
+        Args:
+            client: a client's number, or its name where clients come with the data: the server's model with the client's private
+                state, before any adaptation; ``None``: the server's.
+
+        Raises:
+            UsageError: the run is not finished; or the model is not complete without a client's private state; or that is not
+                here, as after a deployment.
+        """
+        return self._final(client).net
+
+    def inputs(self, samples: Any) -> Tensor:
+        """New samples as the net takes them; :meth:`predict` says in which forms they may be given."""
+        from fedpriv.prediction.predictor import encode
+        from fedpriv.prediction.restored import restored_preprocessing
+
+        preprocessing, encoder = restored_preprocessing(self.folder)
+        return encode(samples, preprocessing, encoder and encoder.tokenizer, _warn).inputs
+
+    def predict(self, samples: Any, client: int | str | None = None) -> DataFrame:
+        """The predicted class of each sample (``prediction``), and a column with the probability of each class
+        (``probability_<class>``); rows are in the order of the samples, with their index if they have one.
+
+        Args:
+            samples: rows of a table, as a DataFrame, a mapping of columns, an array, or the path of a CSV or parquet file, with
+                columns that are called as in training (others are ignored); images, as an array, PIL images, paths, or a
+                folder; texts, as a list, a column, or the path of a file.
+            client: as for :meth:`model`.
+
+        Raises:
+            UsageError: as :meth:`model`; or the samples are not as those of training, such as without one of the columns.
+        """
+        return self._final(client).predict(samples, _warn)
+
+    def export(
+        self, path: str | os.PathLike[str], client: int | str | None = None, format: Literal["pt2", "mlflow"] = "pt2"
+    ) -> Path:
+        """Write the final model, and return where.
+
+        Args:
+            path: a new file; for MLflow, a new folder.
+            client: as for :meth:`model`.
+            format: ``pt2``: a program that ``torch.export.load`` reads without fedpriv, inputs -> logits, with the
+                preprocessing as an extra file; ``mlflow``: a model that ``mlflow models predict`` and ``serve`` take, raw
+                samples -> predictions.
+
+        Raises:
+            UsageError: as :meth:`model`; or the path is taken.
+            FedprivError: the net cannot be exported.
+        """
+        from fedpriv.prediction.exported import export_model
+
+        return export_model(self._final(client), Path(path), format)
+
+    def _final(self, client: int | str | None) -> FinalModel:
+        from fedpriv.prediction.restored import final_model
+
+        final = final_model(self.folder, client)
+        for note in final.notes:
+            _warn(note)
+        return final
+
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the score that the run is ranked by over the rounds, with the clients' spread.
 
@@ -221,3 +287,7 @@ def load(run: str | os.PathLike[str], runs_dir: str | os.PathLike[str] = "runs")
     from fedpriv.tracking import find_run
 
     return Run(RunFolder.open(find_run(os.fspath(run), Path(runs_dir))))
+
+
+def _warn(text: str) -> None:
+    warnings.warn(printable(text), stacklevel=3)

@@ -16,7 +16,10 @@ from fedpriv.storage.records import Record
 from fedpriv.untrusted.names import printable
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedpriv.config import RunConfig
+    from fedpriv.scores.own import OwnScores
     from fedpriv.simulation.setup import Federation
     from fedpriv.storage.run_folder import RunFolder
 
@@ -27,6 +30,7 @@ def train(
     runs_dir: str | os.PathLike[str] = "runs",
     on_round: Callable[[Record], object] | None = None,
     profile: bool = False,
+    metrics: Mapping[str, Callable[[Tensor, Tensor], float]] | None = None,
     **keys: Any,
 ) -> Run:
     """Train a method on a federation of clients, as ``fedpriv train`` does: the same config gives the same numbers and folder.
@@ -39,6 +43,9 @@ def train(
         runs_dir: the folder that gets the run folder, unless ``run_dir`` names it.
         on_round: called with the record of each round.
         profile: write where the time went into the folder ``profile`` of the run.
+        metrics: scores of your own, by name: functions of the predicted probabilities ``(n, C)`` and the labels ``(n,)``, torch
+            tensors on the CPU, such as ``lambda p, y: float((p.argmax(1) == y).float().mean())``. Like accuracy, they are
+            measured of each client, of all predictions together, and of the server's model. Clients of a deployment take none.
         keys: config keys. Short names are the options of ``fedpriv train`` with underscores (``method``, ``dataset``, ``rounds``,
             ``lr``, ``defense``); others are given by section (``train={"momentum": 0.9}``) or with dots
             (``**{"train.momentum": 0.9}``). ``dataset`` may be the data themselves: arrays ``(x, y)``, a torch or Hugging
@@ -51,7 +58,7 @@ def train(
     """
     config = config_of(config, keys, here=True)
     with default_torch():
-        outcome = runs.start(config, Path(runs_dir), _nothing, on_round or _nothing, _warn, profile)
+        outcome = runs.start(config, Path(runs_dir), _nothing, on_round or _nothing, _warn, profile, own=metrics or {})
     return Run(outcome.folder)
 
 
@@ -62,12 +69,13 @@ def resume(
     on_round: Callable[[Record], object] | None = None,
     profile: bool = False,
     tracking_uri: str | None = None,
+    metrics: Mapping[str, Callable[[Tensor, Tensor], float]] | None = None,
 ) -> Run:
     """Go on with an interrupted run; the result equals that of an uninterrupted one, bit for bit.
 
     Args:
         run: a run object, a run folder, a run id, or a unique beginning of a folder's name in ``runs_dir``.
-        on_round, profile: as for :func:`train`.
+        on_round, profile, metrics: as for :func:`train`.
         tracking_uri: MLflow store from now on; required if the run folder names a store other than yours.
 
     Raises:
@@ -79,7 +87,7 @@ def resume(
     resumed = load(run, runs_dir)
     settle_store(resumed.folder, tracking_uri)
     with default_torch():
-        runs.resume(resumed.path, _nothing, on_round or _nothing, _warn, profile)
+        runs.resume(resumed.path, _nothing, on_round or _nothing, _warn, profile, own=metrics or {})
     return resumed
 
 
@@ -87,6 +95,7 @@ def rounds(
     config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None,
     *,
     runs_dir: str | os.PathLike[str] = "runs",
+    metrics: Mapping[str, Callable[[Tensor, Tensor], float]] | None = None,
     **keys: Any,
 ) -> Rounds:
     """Train round by round: an iterator over the records of the rounds, which are run when they are wanted.
@@ -96,15 +105,15 @@ def rounds(
 
     Arguments and errors are those of :func:`train`.
     """
-    return Rounds(config_of(config, keys, here=True), Path(runs_dir))
+    return Rounds(config_of(config, keys, here=True), Path(runs_dir), metrics or {})
 
 
 class Rounds(Iterator[Record]):
     """The rounds of a run, as they are wanted. ``close``, or the end of a ``with`` block, interrupts the run."""
 
-    def __init__(self, config: RunConfig, runs_dir: Path) -> None:
+    def __init__(self, config: RunConfig, runs_dir: Path, metrics: OwnScores) -> None:
         self._folder: RunFolder | None = None
-        self._played = runs.start_by_round(config, runs_dir, self._begun, _warn)
+        self._played = runs.start_by_round(config, runs_dir, self._begun, _warn, own=metrics)
 
     @property
     def run(self) -> Run:

@@ -14,12 +14,12 @@ The first of these rules that holds gives the words:
    names hidden values of a column of rows, beyond what the other columns tell, by such an interval.
 4. *Single samples leak*: as 1 or 2, but from clients with one sample each, which the audit simulated.
 5. *Classes were inferred* of most clients that do not hold every class, exactly: from single messages, from all messages of a
-   client together, or by a classifier trained on messages of simulated clients. More of them than guessing would find, or read
-   in clear from a message.
+   client together, or by a classifier trained on messages of simulated clients. This needs more hits than guessing would have, or
+   classes that a message states in clear.
 6. *Leakage not known*, where one of these holds:
 
-   * no attack whose failure is evidence was mounted on some kind of samples, on single ones in some round, on a statistic that is
-     a gradient, on membership in some round, or on attributes of rows;
+   * for one of these, no attack was mounted whose failure is evidence: a kind of samples; single samples in some round; a
+     statistic that is a gradient; membership in some round; attributes of rows;
    * most sets of classes were found, of so few clients that guessing could have found as many;
    * a message has a statistic that the audit does not know;
    * the audit's budget cut all attacks on a message or on single samples.
@@ -149,7 +149,9 @@ def _nothing(run: AuditedRun) -> Answer:
     members_too = "membership and attribute inference" if run.attributes else "membership inference"
     tried = f"{what} and {members_too}: no attack succeeded, and each conclusive one passed its positive control."
     without_control = classes.could_find_classes(run.shadow_labels) or classes.lacking(run.labels)
-    return _finding(NOTHING, f"{tried} Nor did the inference of classes, which has no control." if without_control else tried)
+    if without_control:
+        tried += " Inference of classes did not succeed either; it has no control."
+    return _finding(NOTHING, tried)
 
 
 def _missing(run: AuditedRun) -> Iterator[str]:

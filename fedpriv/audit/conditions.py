@@ -41,13 +41,16 @@ class Condition:
         return _OPERATORS[self.compare](value, self.bound)
 
     def holds(self, run: AuditedRun) -> bool:
-        """Whether a run meets the condition as a target; an unknown value does not."""
+        """Whether a run meets the condition as a target; an unknown value does not meet it."""
         if self.compare in ("<", "<=") and self._open(run) is not None:
             return False
         return (value := self.value(run)) is not None and self.allows(value)
 
     def met(self, run: AuditedRun) -> str | None:
-        """Why a run meets the condition as an alarm, in a line; ``None``: it does not. An unknown value does."""
+        """Why a run meets the condition as an alarm, in a line; ``None``: it does not.
+
+        To be safe, an unknown value counts as met.
+        """
         value = self.value(run)
         if value is not None and self.allows(value):
             return f"{self.measure} is {value:.3g} ({self})"

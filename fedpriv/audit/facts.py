@@ -8,6 +8,7 @@ from statistics import mean, median
 from typing import Any
 
 from fedpriv.audit import formats
+from fedpriv.audit.before_training import told_before
 from fedpriv.audit.membership.epsilon import measured
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.traffic import conditions, crossed, has_batch_norm, knowledge
@@ -16,6 +17,7 @@ from fedpriv.defenses.noise import SNR
 from fedpriv.evaluation.chance import at_chance
 from fedpriv.evaluation.chance import chance as constant_answer
 from fedpriv.files import load_json
+from fedpriv.scores.catalogue import score_named
 from fedpriv.server.sampling import participants
 from fedpriv.storage.run_folder import RunFolder
 
@@ -51,6 +53,7 @@ def facts(record: RunRecord, summary: Mapping[str, Any]) -> AuditedRun:
         cost=cost(record, summary),
         snr=signal_to_noise(record.folder.records()),
         wire=crossed(record),
+        before=told_before(record.store.statistics()),
         server_knows=server,
         outsider_knows=outsider,
         conditions=conditions(record),
@@ -70,16 +73,21 @@ def cost(record: RunRecord, summary: Mapping[str, Any]) -> Cost:
     """Accuracy, chance level, bytes and seconds of a run; the report adds the comparison with the undefended run."""
     accuracy = summary["accuracy"]
     guessed, samples = chance(record) if accuracy is not None else (None, 0)
+    metric = record.config.eval.metric or "accuracy"
+    is_at_chance = guessed is not None and at_chance(accuracy, guessed, samples)
+    score = None if metric == "accuracy" else (summary.get("scores", {}).get(metric) or {}).get("mean")
     probes = [load_json(path) for path in sorted(record.folder.probe.glob("*.json"), reverse=True)]
     return Cost(
         accuracy=accuracy,
         worst_tenth=summary["protocols"].get("worst_tenth"),
         chance=guessed,
-        at_chance=guessed is not None and at_chance(accuracy, guessed, samples),
+        at_chance=is_at_chance if metric == "accuracy" else bool(summary.get("at_chance")),
         probes=tuple(ProbeResult(probe["fraction"], probe["dataset"], probe["accuracy"]) for probe in probes),
         bytes_up=summary["bytes_up"],
         bytes_down=summary["bytes_down"],
         seconds=summary["seconds"],
+        metric=metric,
+        score=score,
     )
 
 
@@ -104,8 +112,8 @@ def cost_in_sentences(run: AuditedRun) -> str:
     cost, sentences = run.cost, []
     if cost.at_chance:
         sentences.append(
-            f"The model is at chance level: within its 95 % interval, its accuracy is no better than a constant answer's "
-            f"({formats.percent(cost.chance)})."
+            f"The model is at chance level: within its 95 % interval, its {score_named(cost.metric).title} is no better than a "
+            f"constant answer's{f' ({formats.percent(cost.chance)})' if cost.metric == 'accuracy' else ''}."
         )
     if cost.against is not None:
         other = f"Against the undefended run {cost.against}: "

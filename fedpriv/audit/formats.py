@@ -8,15 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
 
+from fedpriv.scores.catalogue import score_named
+
 if TYPE_CHECKING:
     from fedpriv.attacks.scoring.scores import Rate
-    from fedpriv.audit.results import Interval, Value
+    from fedpriv.audit.results import Cost, Interval, Value
 
 NOTHING = "–"
 
 
 def percent(share: float | None) -> str:
     return NOTHING if share is None else f"{100 * share:.1f} %"
+
+
+def scored(cost: Cost) -> str:
+    """``accuracy 93.7 %``, or the score that the run is ranked by, with the accuracy; a dash for what was not measured."""
+    accuracy = f"accuracy {percent(cost.accuracy)}"
+    return accuracy if cost.metric == "accuracy" else f"{ranked(cost)}, {accuracy}"
+
+
+def ranked(cost: Cost) -> str:
+    """``accuracy 93.7 %``, or another score that the run is ranked by."""
+    score, value = score_named(cost.metric), cost.ranked
+    return f"{score.title} {percent(value) if score.in_percent else plain(value, 3)}"
 
 
 def points(difference: float | None) -> str:

@@ -96,7 +96,7 @@ class Progress:
         self._part_ended = bool(self._part)
 
     def add_parts(self, times: Mapping[str, float], moments: Mapping[str, float]) -> None:
-        """Add what parts report that ran in other processes, or in this one, where their times are known already."""
+        """Add the times of finished parts; those that ran in this process are not counted twice."""
         self._note()
         others = [part for part in self._parts if not part.items() <= times.items()]
         self._parts = [_summed([*others, times])]
@@ -107,7 +107,7 @@ class Progress:
         return time.monotonic() - self._began
 
     def spent(self) -> Reason | None:
-        """Why no further step may begin; ``None``: one may."""
+        """Return the reason if the budget is spent, else ``None``."""
         if self._budget is None or self.so_far() < self._budget:
             return None
         return Reason("budget spent", f"cut: the audit's budget of {self._budget:g} s was spent")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -20,6 +21,7 @@ from fedpriv.attacks.scoring.operating_points import OperatingPoints
 from fedpriv.attacks.scoring.scores import Rate, counts
 from fedpriv.files import Damaged, load_json
 from fedpriv.samples import Modality
+from fedpriv.scores.catalogue import score_named
 from fedpriv.tracking.folder import read_run
 
 if TYPE_CHECKING:
@@ -678,7 +680,9 @@ class Cost:
     """What a run cost: accuracies in [0, 1], bytes and seconds of the whole run; ``None``: not measured.
 
     Attributes:
-        chance: accuracy of the best constant answer; ``at_chance``: the model is no better, within its 95 % interval.
+        metric: the score that the run is ranked by (``eval.metric``), and ``score`` its value if it is not the accuracy.
+        chance: accuracy of the best constant answer; ``at_chance``: the model is no better, within its 95 % interval,
+            by the score that it is ranked by.
         probes: results of ``fedpriv probe``.
         against: name of the audited run without defences that is otherwise the same; ``against_at_chance``: whether that run is
             at chance; ``accuracy_difference``, ``bytes_up_ratio``: the difference from it, and the ratio to it.
@@ -696,6 +700,18 @@ class Cost:
     against_at_chance: bool | None = None
     accuracy_difference: float | None = None
     bytes_up_ratio: float | None = None
+    metric: str = "accuracy"
+    score: float | None = None
+
+    @property
+    def ranked(self) -> float | None:
+        """The score that the run is ranked by."""
+        return self.accuracy if self.metric == "accuracy" else self.score
+
+    @property
+    def merit(self) -> float:
+        """By which runs are ranked, more is better; minus infinity: not measured."""
+        return -math.inf if self.ranked is None else score_named(self.metric).merit(self.ranked)
 
 
 @dataclass(frozen=True)
@@ -759,6 +775,22 @@ class Wire:
     facts: tuple[str, ...] = ()
     rounds: tuple[RoundTraffic, ...] = ()
     schemas: tuple[Schema, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToldBefore:
+    """What a message of before round 1 says of training samples.
+
+    Attributes:
+        client: whose samples they are; ``None``: those of all clients together.
+        column: of a table, or a channel; empty: all of the samples.
+        bytes: of the message.
+    """
+
+    client: int | None
+    column: str
+    says: str
+    bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -828,6 +860,7 @@ class AuditedRun:
         participants: clients in a round.
         defence: transforms, secure aggregation and differential privacy, as they are named.
         server_knows, outsider_knows, conditions: in sentences; ``batch_norm``: whether the net normalises by the batch.
+        before: what the clients told of their samples before round 1.
         exposed: kinds of statistics that are sent unaltered although a defence alters the model.
         attributes: an outcome for each column and attacked message, also of those that were not run.
         membership: an outcome for each attack and round, also of those that were not run.
@@ -865,6 +898,7 @@ class AuditedRun:
     outsider_knows: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
     batch_norm: bool = False
+    before: tuple[ToldBefore, ...] = ()
     statistics: tuple[Statistic, ...] = ()
     exposed: tuple[str, ...] = ()
     images: tuple[ImageTarget, ...] = ()

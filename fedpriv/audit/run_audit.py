@@ -68,11 +68,11 @@ class AuditOptions:
     """The extent of an audit.
 
     Attributes:
-        messages: number of messages to attack: of evenly spaced kept rounds, the first kept client of each. Membership is
-            attacked in the same rounds, for all kept clients; with 1, in the last one.
+        messages: number of kept rounds, evenly spaced. In each, the message of the first kept client is attacked, and membership
+            for all kept clients. With 1, membership is attacked in the last round.
         label_shadows: shadow local updates for the inference of label sets; 0: none.
-        membership_shadows: shadow local updates for each client of the last kept round, an even number, and of an earlier one at
-            most :data:`fedpriv.audit.membership.rounds.EARLIER`; 0: no membership inference.
+        membership_shadows: shadow local updates for each client of the last kept round, an even number; at most
+            :data:`fedpriv.audit.membership.rounds.EARLIER` in earlier rounds; 0: no membership inference.
         singles: largest number of images, or rows, of the easiest case for attackers that optimise, in the first and in the last
             of the rounds whose messages are attacked.
         budget: seconds after which no further attack of a run begins; ``None``: no limit.
@@ -396,7 +396,7 @@ def on_images(record: Record, options: AuditOptions, not_run: dict[Part, Reason]
     easiest: list[Attacked] = []
     for is_single, attack in calls:
         if any(result.all_recovered for result in easiest):
-            break  # the last round can give away no more
+            break  # all single images of one round were recovered, so the last one is skipped
         try:
             results.append(attack(options.seed, say))
         except UsageError as error:

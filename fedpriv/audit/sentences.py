@@ -93,7 +93,8 @@ def _message(alike: Sequence[ImageTarget]) -> str:
         by = ", ".join(outcome.attack for outcome, _ in judge_images.ran(target) if outcome.status.is_evidence)
         return (
             f"None of the {rate.n} training images behind {where[0]} was reconstructed by {by} within their "
-            f"budgets (MSE < {LIMIT}; 95 % interval up to {at_most(rate.high)}; each recovered its control){_left_out(target)}."
+            f"budgets (MSE < {LIMIT}; 95 % interval up to {at_most(rate.high)}; each attack passed its positive control)"
+            f"{_left_out(target)}."
         )
     return (
         f"{rate.successes} of {rate.n} training images were reconstructed from {where[0]} by {best.outcome.attack} "
@@ -120,8 +121,8 @@ def _easiest(target: ImageTarget) -> str:
     ]
     results = ", ".join(f"0 of {rate.n} by {name} (up to {at_most(rate.high)} is not excluded)" for name, rate in failures)
     return (
-        f"From {case}, no image was reconstructed within these budgets (MSE < {LIMIT}): {results}; each recovered its control; "
-        f"95 % intervals, {stopping}{_left_out(target)}."
+        f"From {case}, no image was reconstructed within these budgets (MSE < {LIMIT}): {results}; each attack passed its "
+        f"positive control; 95 % intervals, {stopping}{_left_out(target)}."
     )
 
 
@@ -168,7 +169,7 @@ def _left_out(target: ImageTarget) -> str:
     if others := [outcome.attack for outcome, _ in attacks if not outcome.status.is_evidence]:
         clauses.append(f"the failure of {', '.join(others)} is no evidence")
     clauses += [
-        f"{outcome.attack} was tried on no more images ({outcome.cut})" for outcome, _ in attacks if outcome.cut is not None
+        f"{outcome.attack} was not tried on further images ({outcome.cut})" for outcome, _ in attacks if outcome.cut is not None
     ]
     if untried := [outcome.attack for outcome in target.outcomes if not outcome.status.was_run]:
         clauses.append(f"not tried: {', '.join(untried)}")
@@ -475,8 +476,8 @@ def contradiction(lower: CanaryBound, claim: float) -> str:
     """The sentence on a lower bound that exceeds the claim."""
     return (
         f"By {lower.name} the canaries show an epsilon of at least {lower.epsilon:.3g}, above the {claim:.3g} of the privacy "
-        "accountant: noise or clipping is not what it assumes. Even if both are right, one of the four bounds exceeds a "
-        "tight epsilon in up to 20 % of runs."
+        "accountant: noise or clipping is not what the accountant assumes. By chance alone, at least one of the four bounds "
+        "exceeds even a correct, tight epsilon in up to 20 % of runs."
     )
 
 

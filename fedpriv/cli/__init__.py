@@ -26,6 +26,7 @@ for _module in (
     "config",
     "tracking",
     "probe",
+    "predict",
     "deploy",
     "experiment",
     "attack",

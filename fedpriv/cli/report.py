@@ -196,12 +196,16 @@ def _results(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]], p
     else:
         yield from ranked(summary)
         if summary.get("chance") is not None:
-            yield "  always the most frequent class", f"{summary['chance']:.3f} accuracy"
+            shown = {**summary.get("constant", {}), ACCURACY.name: summary["chance"]}
+            names = [name for name in dict.fromkeys([summary["metric"], ACCURACY.name]) if name in shown]
+            yield "  always the most frequent class", "   ".join(f"{shown[name]:.3f} {SCORES[name].title}" for name in names)
         if (constant := constant_answer(summary)) is not None:
             yield "  at chance level", Bold("", constant)
-        further = (SCORES[name] for name in summary["scores"] if name not in ("accuracy", summary["metric"]))
-        values = [(score.title, summary["scores"][score.name]["mean"]) for score in further]
-        if shown := [f"{value:.3f} {title}" for title, value in values if value is not None]:
+        further = {
+            name: score["mean"] for name, score in summary["scores"].items() if name not in ("accuracy", summary["metric"])
+        }
+        titles = {name: SCORES[name].title if name in SCORES else name for name in further}
+        if shown := [f"{value:.3f} {titles[name]}" for name, value in further.items() if value is not None]:
             yield "  further scores, means", "   ".join(shown)
         tested = summary["accuracy_per_client"]
         if left_out := tested.count(None):
@@ -279,7 +283,9 @@ def constant_answer(summary: Mapping[str, Any]) -> str | None:
         return f"the model predicts {printable(only)} for every test sample"
     if not summary.get("at_chance") or chance is None:
         return None
-    return f"within its 95 % interval, the accuracy is no better than a constant answer's ({chance:.1%})"
+    score = score_named(summary.get("metric", ACCURACY.name))
+    guessed = chance if score is ACCURACY else (summary.get("constant") or {}).get(score.name)
+    return f"within its 95 % interval, the {score.title} is no better than a constant answer's ({score.shown(guessed)})"
 
 
 def measured_on(summary: Mapping[str, Any], title: str = ACCURACY.title) -> str:

@@ -7,7 +7,6 @@ import socket
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,7 +164,7 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     Example: fedpriv compare runs/a runs/b
     """
     from fedpriv.api.comparability import not_comparable
-    from fedpriv.api.comparing import common_score, contradictions, figures, gains_between, labels, repeated
+    from fedpriv.api.comparing import as_row, common_score, contradictions, figures, gains_between, labels, repeated
     from fedpriv.plots import compare_curves
 
     folders = run_folders(runs, runs_dir)
@@ -230,7 +229,7 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}; --output names another file") from None
     out.print(f"plot: {output}", soft_wrap=True)
-    gained = [asdict(gain) for gain in gains]
+    gained = [as_row(gain) for gain in gains]
     return {"runs": rows, "groups": summaries, "metric": score.name, "gains": gained, "plot": str(output)}
 
 

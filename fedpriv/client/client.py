@@ -251,7 +251,7 @@ class Client:
         return self._without_upload(Report(received.round, self.number, examples, scores=scores, diverged=diverged))
 
     def predict(
-        self, model: ClientModel, received: Received, kept: Private, phases: Sequence[Phase]
+        self, model: ClientModel, received: Received, kept: Private, phases: Sequence[Phase], keep_logits: bool = False
     ) -> tuple[Predictions | None, bool]:
         """Predictions on the client's test samples after an adaptation (``None``: it has none), and whether that diverged.
 
@@ -272,7 +272,7 @@ class Client:
             (model.from_features(model.features(inputs)).logits, labels) for inputs, labels in self.data.chunks(split, TEST_CHUNK)
         ]
         logits, labels = (torch.cat(parts) for parts in zip(*tested, strict=True))
-        return Predictions.of(logits, labels, self.data.weights(split)), diverged
+        return Predictions.of(logits, labels, self.data.weights(split), keep_logits), diverged
 
     def _checksum_of_start(self, received: Received, row: Tensor, kept: Private, first: bool) -> str:
         """Checksum of everything that a local update or a test starts from; the noise is derived from it.
@@ -326,7 +326,7 @@ class Client:
         booked = self.store.spent(self.number)
         before = {**booked, round: charges[:-1]}
         spent = [[privacy.noise or 0.0, rate, steps] for number in sorted(before) for rate, steps in before[number]]
-        Ledger(privacy, {account: spent}, [(self.number,)]).spend(account, *charge)
+        Ledger(privacy, {account: spent}, [(self.number,)], self.agreement.spent_before).spend(account, *charge)
         # A local update that is repeated is booked already, perhaps with more phases than it has run so far.
         self.store.book(self.number, round, max(charges, booked.get(round, []), key=len))
 

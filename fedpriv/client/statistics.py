@@ -12,12 +12,37 @@ from torch import Tensor
 
 from fedpriv.data.statistics.measuring import TrainingRows
 from fedpriv.data.statistics.messages import LABEL, read_text, text_message
+from fedpriv.data.statistics.private import Bounds, as_tensors, contribution, sensitivity
 from fedpriv.data.statistics.totals import Inquiry, as_row
+from fedpriv.errors import UsageError
 from fedpriv.files import remembered
-from fedpriv.noise_source import Words
+from fedpriv.noise_source import RandomSource, Words
 from fedpriv.secure import messages
 from fedpriv.secure.protocol import Participant
 from fedpriv.wire import Payload, Refused, Sealed, seal
+
+
+@dataclass(frozen=True)
+class PrivateStatistics:
+    """A client's statistics under differential privacy.
+
+    Attributes:
+        noise: multiplier of the noise that the client adds; 0: the server adds it (client level).
+        source: of noise that is drawn by the question, so that the same question gets the same noise.
+    """
+
+    bounds: Bounds
+    noise: float
+    source: RandomSource
+
+    def __call__(self, rows: TrainingRows, inquiry: Inquiry) -> dict[str, Tensor]:
+        if inquiry.levels:
+            raise UsageError("counts of levels under differential privacy; they are declared (data.levels)")
+        numbers = contribution(rows, inquiry, self.bounds, by_client=not self.noise)
+        if self.noise:
+            draws = self.source.noise("statistics", repr(inquiry)).normal(numbers.shape).double().numpy()
+            numbers = numbers + self.noise * sensitivity(inquiry) * draws
+        return as_tensors(numbers)
 
 
 @dataclass(eq=False)
@@ -25,6 +50,7 @@ class Respondent:
     """A client that is asked for statistics of its training rows (:mod:`fedpriv.data.statistics.messages`).
 
     Attributes:
+        private: how it makes them private; ``None``: it sends them as they are.
         secure: whether it sends its statistics behind masks.
         setup: what the server must have sent to all clients of a secure sum alike, besides the question.
         sums: a file of the clients of its earlier secure sums: two sums of the same rows over other clients would show
@@ -33,6 +59,7 @@ class Respondent:
 
     number: int
     rows: TrainingRows
+    private: PrivateStatistics | None = None
     secure: bool = False
     setup: bytes = b""
     sums: Path | None = None
@@ -47,6 +74,8 @@ class Respondent:
             UsageError: the question is about columns that it has not, or a number is too large to be summed.
         """
         if question.kind == "columns":
+            if self.private is not None:
+                raise UsageError("names of levels under differential privacy; they are declared (data.levels)")
             columns = read_text(question, "columns", None, tuple[str, ...])
             return text_message("levels", self.number, self.rows.levels(columns))
         if question.kind != "inquiry":
@@ -59,7 +88,7 @@ class Respondent:
         return messages.table("keys", 0, self.number, {self.number: messages.public(self._member.advertise())})
 
     def _statistics(self, inquiry: Inquiry) -> Mapping[str, Tensor]:
-        return self.rows.totals(inquiry).tensors()
+        return self.rows.totals(inquiry).tensors() if self.private is None else self.private(self.rows, inquiry)
 
     def _step(self, message: Sealed) -> Sealed:
         """Answer a message of the secure sum."""

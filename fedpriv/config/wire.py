@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from fedpriv.config.sections import Section
 
@@ -58,6 +58,11 @@ class PrivacyConfig(Section):
     )
     delta: float = Field(1e-5, gt=0, lt=1, description="delta at which epsilon is given")
     target_epsilon: PositiveFloat | None = Field(None, description="epsilon that the whole run may spend")
+    statistics_epsilon: NonNegativeFloat | None = Field(
+        None,
+        description="epsilon of the statistics by which tables and images are scaled, a part of target_epsilon; 0: there are "
+        "none, and numbers are scaled by their bounds alone (data.bounds); null: a tenth of target_epsilon",
+    )
     accountant: Literal["rdp", "prv"] = Field("rdp", description="accountant whose epsilon counts; the summary has both")
     canaries: NonNegativeInt = Field(
         0, description="canaries to plant, half of them used, to measure the epsilon spent; simulations only"
@@ -70,6 +75,11 @@ class PrivacyConfig(Section):
             raise ValueError("a noise or a target_epsilon without a level; --dp client or --dp sample")
         if self.level == "none" and self.canaries:
             raise ValueError("canaries measure an epsilon, so they need a level; --dp client or --dp sample")
+        if self.level == "none" and self.statistics_epsilon is not None:
+            raise ValueError("a statistics_epsilon without a level; --dp client or --dp sample")
+        if self.target_epsilon is not None and (self.statistics_epsilon or 0) >= self.target_epsilon:
+            share, target = self.statistics_epsilon, self.target_epsilon
+            raise ValueError(f"statistics_epsilon {share:g} leaves nothing of target_epsilon {target:g} for training")
         if self.level != "none" and not given:
             raise ValueError(f"level {self.level} needs a noise multiplier (--noise 1.0) or a --target-epsilon")
         return self

@@ -89,8 +89,7 @@ class Dataset:
 
     def training_rows(self, held: Indices, min_level: int) -> TrainingRows:
         """Some training rows, of which statistics are asked; arguments as of :class:`TrainingRows`."""
-        images = None if self.images is None else self.train_images
-        return TrainingRows(held, self.cells, images, self.train_labels, min_level)
+        return TrainingRows(held, self.cells, self.images and self.images[0], self.train_labels, min_level)
 
     def encoded(self, encoding: Encoding, trained: Indices) -> Dataset:
         """The data set with samples that are scaled and coded.

@@ -26,12 +26,14 @@ class NumberColumn:
     Attributes:
         mean, std: by which the numbers are standardised; of equal numbers, the deviation is 1.
         gaps: whether there is an entry that says that a number is missing.
+        unit: with which the numbers are written; ``None``: plainly.
     """
 
     name: str
     mean: float
     std: float
     gaps: bool = False
+    unit: str | None = None
 
     @property
     def width(self) -> int:

@@ -122,6 +122,17 @@ def _scaling(data: DataConfig, source: Source, channels: int) -> tuple[tuple[flo
     return source.mean or (), source.std or ()
 
 
+def known_scaling(data: DataConfig, channels: int, named: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """As :func:`_scaling`, where there may be no data.
+
+    Args:
+        named: whether the config names the data set; otherwise the clients' data are their own.
+    """
+    if named or data.pixels != "standardised":
+        return _scaling(data, _find(data.name, data), channels)
+    return (), ()
+
+
 def open_data(data: DataConfig) -> Opened:
     """As :func:`load_data`, but samples are read on access."""
     source, folder = _find(data.name, data), data.dir

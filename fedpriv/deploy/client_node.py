@@ -22,6 +22,7 @@ from fedpriv.config import RunConfig
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.encoding import Encoding
 from fedpriv.data.partitions.partition import Partition, make_partition
+from fedpriv.data.statistics.fitting import SampleKind
 from fedpriv.data.statistics.messages import read_text
 from fedpriv.deploy.agreed_run import AgreedRun, DeclinedTest
 from fedpriv.deploy.frames import Envelope, Frame, one_line
@@ -31,6 +32,9 @@ from fedpriv.deploy.requires import Requires
 from fedpriv.deploy.source import Source
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_json, save_json, write_atomically
+from fedpriv.noise_source import SecretSource
+from fedpriv.server.statistics import statistics_noise
+from fedpriv.simulation.inputs.statistics import private_statistics
 from fedpriv.simulation.inputs.unseen import SampleForm
 from fedpriv.simulation.setup import Loaded, Read, lacking_modalities, partition_dataset, prepared_inputs, read
 from fedpriv.wire import Sealed, unseal
@@ -167,9 +171,14 @@ class ClientNode:
             raise Refused("a question for statistics without a message")
         parts, key = self._read(config), config.to_yaml()
         if question.kind == "inquiry" or self._respondent is None or self._respondent[0] != key:
-            rows = parts.dataset.training_rows(np.asarray(parts.partition.train[self.number]), config.data.min_level)
-            secure, sums = config.wire.secure_aggregation, self.folder / "statistics.json"
-            self._respondent = key, Respondent(self.number, rows, secure, key.encode(), sums)
+            classes = tuple(str(name) for name in request.get("classes") or ())
+            dataset = parts.dataset.with_classes(classes) if classes else parts.dataset
+            rows = dataset.training_rows(np.asarray(parts.partition.train[self.number]), config.data.min_level)
+            kind = SampleKind() if dataset.is_encoded else dataset.kind
+            noise, source = statistics_noise(config, kind), SecretSource(self._secret(HANDSHAKE + key))
+            private, sums = private_statistics(config, noise, source), self.folder / "statistics.json"
+            secure = config.wire.secure_aggregation
+            self._respondent = key, Respondent(self.number, rows, private, secure, key.encode(), sums)
         envelope.add({}, message=self._respondent[1].answer(question))
 
     def _agree(self, run: str, request: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
@@ -357,7 +366,7 @@ class ClientNode:
         key = (self._parts and self._parts[0], encoding, classes)
         if self._loaded is None or self._loaded[0] != key:
             dataset = parts.dataset.with_classes(classes) if classes else parts.dataset
-            if encoding is not None:
+            if encoding is not None and not dataset.is_encoded:
                 dataset = dataset.encoded(encoding, np.asarray(parts.partition.train[self.number]))
             self._loaded = key, prepared_inputs(replace(parts, dataset=dataset))
         return self._loaded[1]
@@ -419,7 +428,7 @@ def _keep_latest(kept: dict[str, Any], run: str, value: object) -> None:
 def _with_run_choices(run: RunConfig, loaded: RunConfig) -> RunConfig:
     """The config of loaded data, with the run's values for what each client chooses itself, so that the two can be compared."""
     partition = loaded.data.partition.model_copy(update={"column": run.data.partition.column})
-    same = {name: getattr(run.data, name) for name in ("name", "dir", "label")}
+    same = {name: getattr(run.data, name) for name in ("name", "dir", "label", "features", "drop")}
     return loaded.model_copy(update={"data": loaded.data.model_copy(update={**same, "partition": partition})})
 
 

@@ -228,7 +228,7 @@ class RemoteScorer:
         for answer in self.clients.test(Instruction(round, tested, message, states)):
             self.meter("report", answer.report)
             try:
-                scores[answer.client] = _scores(answer, round, self.facts[answer.client])
+                scores[answer.client] = _scores(answer, round, self.facts[answer.client].test, self.agreement.declared.classes)
             except Refused as reason:
                 refused[answer.client] = one_line(reason)
                 self.clients.warn(f"round {round}: the test of client {answer.client} is refused: {refused[answer.client]}")
@@ -254,21 +254,21 @@ def _answer(client: int, frame: Frame) -> Answer:
     return Answer(client, upload, report)
 
 
-def _scores(answer: Answer, round: int, facts: Facts) -> Scores:
+def _scores(answer: Answer, round: int, samples: int, classes: int) -> Scores:
     """The scores that a client reports of its test.
 
     Raises:
         Refused: they are of another test, a name is none of the task's scores, or a value cannot be.
     """
-    report, samples = Report.of(answer.report), facts.test
+    report = Report.of(answer.report)
     if (report.round, report.client) != (round, answer.client):
         raise Refused(f"it is of client {report.client} in round {report.round}")
     if report.num_examples != samples:  # by which scores are weighted
         raise Refused(f"it reports {report.num_examples} test samples and declared {samples}")
-    known = {score.name: score for score in scores_with(len(facts.classes))}
+    known = {score.name: score for score in scores_with(classes)}
     for name, value in report.scores.items():
         if name not in known:
-            raise Refused(f"it reports {one_line(name)}, which is no score of {len(facts.classes)} classes")
+            raise Refused(f"it reports {one_line(name)}, which is no score of {classes} classes")
         if not known[name].low <= value <= known[name].high:
             raise Refused(f"it reports a score {name} of {value:g}")
     return report.scores

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from fedpriv.agreement import Agreement
 from fedpriv.config import RunConfig, filled, parse
+from fedpriv.data.statistics.fitting import SampleKind
 from fedpriv.defenses import build_transforms
 from fedpriv.deploy.agreed_run import initial_digest, row_digest
 from fedpriv.deploy.frames import Envelope, Frame, one_line
@@ -28,6 +29,7 @@ from fedpriv.deploy.handshake import (
     warn_of_classes,
     warn_of_majorities,
 )
+from fedpriv.deploy.preparation import preprocessing_of
 from fedpriv.deploy.remote_clients import Grid, RemoteClients, RemoteScorer
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.evaluation.probe_during_run import PROBE
@@ -39,7 +41,8 @@ from fedpriv.models.user_net import is_user_net
 from fedpriv.plugins import load_plugins
 from fedpriv.secure.protocol_checks import check_trains
 from fedpriv.server.rounds import Server
-from fedpriv.server.statistics import Gathered, gather
+from fedpriv.server.statistics import Gathered, counted_classes, gather
+from fedpriv.simulation.inputs.statistics import note_on_statistics
 from fedpriv.simulation.inputs.unseen import SampleForm
 from fedpriv.simulation.results import write_results
 from fedpriv.simulation.run import OnRound, Warn, note_beginning, run_server
@@ -98,12 +101,14 @@ def start(
             about: dict[str, Any] = {"deployed": {"own_data": own_data, "code": code_version()}}
             if own_data:
                 about["dataset"] = OWN_DATA
-            if agreement.method.notes:
-                about["notes"] = list(agreement.method.notes)
+            if notes := _notes(agreement, facts, statistics):
+                about["notes"] = notes
             beginning: dict[str, Any] = {"clients": [asdict(client) for client in facts]}
             if statistics is not None:
                 beginning["statistics"] = statistics.to_json()
             executor = "each client on its own machine"
+            if (preprocessing := preprocessing_of(agreement, facts, statistics)) is not None:
+                preprocessing.save(folder.preprocessing_file)
             note_beginning(folder, agreement.config, {"partition_hash": partition}, executor=executor, **about)
             save_json(folder.path / DECLARED, beginning)  # now the run can be resumed
         return _run(agreement, folder, grid, facts, statistics, seconds, on_start, on_round, warn)
@@ -192,6 +197,7 @@ class _RemoteRespondents:
     """Clients on other machines, which are asked for statistics of their training rows."""
 
     config: Mapping[str, Any]
+    classes: Sequence[str]
     numbers: Sequence[int]
     grid: Grid
     seconds: float
@@ -200,7 +206,7 @@ class _RemoteRespondents:
         frames, answers = dict[int, Frame](), dict[int, Sealed]()
         for client, question in questions.items():
             envelope = Envelope()
-            envelope.add({"do": "measure", "config": self.config}, message=question)
+            envelope.add({"do": "measure", "config": self.config, "classes": list(self.classes)}, message=question)
             frames[client] = envelope.frame(run=HANDSHAKE)
         for client, frame in _answers(frames, self.grid, self.seconds):
             try:
@@ -215,20 +221,25 @@ class _RemoteRespondents:
 
 def _ask_for_statistics(config: RunConfig, facts: Sequence[Facts], grid: Grid, seconds: float) -> Gathered | None:
     """The statistics by which the clients' samples are scaled and coded; ``None``: they need none."""
-    if (kind := agreed_kind(facts)) is None:
+    kind, classes = agreed_kind(facts), counted_classes(config, len(class_names(facts)))
+    if kind is None and not classes:
         return None
     if len(class_names(facts)) == 1:
         raise UsageError(
             f"all samples of all clients have the label {one_line(facts[0].classes[0])!r}; a classifier needs two classes or more"
         )
-    respondents = _RemoteRespondents(_for_clients(config).chosen(), sorted(_training_sizes(facts)), grid, seconds)
-    return gather(respondents, kind, config)
+    respondents = _RemoteRespondents(
+        _for_clients(config).chosen(), class_names(facts), sorted(_training_sizes(facts)), grid, seconds
+    )
+    return gather(respondents, kind or SampleKind(), config, classes)
 
 
 def _agreement(config: RunConfig, facts: Sequence[Facts], statistics: Gathered | None) -> Agreement:
     """The agreement that the clients will build, too, from the config, their declarations and their statistics."""
     first, sizes, known = facts[0], _training_sizes(facts), declared(facts)
     form = first.form
+    if statistics is not None:
+        known = replace(known, class_counts=statistics.encoding.classes or None, statistics_noise=statistics.noise)
     if statistics is not None and statistics.encoding.columns:
         form = SampleForm((sum(column.width for column in statistics.encoding.columns),))
     config = with_default_share(resolve(config, first.default_model, first.suggests), len(sizes))
@@ -244,17 +255,25 @@ def _training_sizes(facts: Sequence[Facts]) -> dict[int, int]:
     return {client.client: client.train for client in facts if client.train}
 
 
+def _notes(agreement: Agreement, facts: Sequence[Facts], statistics: Gathered | None) -> list[str]:
+    """Notes for the user, a line each."""
+    note = None if statistics is None else note_on_statistics(statistics, agreement.config)
+    return [*filter(None, [note]), *agreement.method.notes, *filter(None, [check_trains(agreement, _training_sizes(facts))])]
+
+
 def _run(
     agreement: Agreement, folder: RunFolder, grid: Grid, facts: Sequence[Facts], statistics: Gathered | None, seconds: float,
     on_start: OnStart, on_round: OnRound, warn: Warn,
 ) -> dict[str, Any] | None:  # fmt: skip
-    without_a_step = check_trains(agreement, _training_sizes(facts))
-    notes = [*agreement.method.notes, *filter(None, [without_a_step])]
+    notes = _notes(agreement, facts, statistics)
     for note in notes:
         warn(note)
     config = _for_clients(agreement.config).model_dump(mode="json")
     setup = {"config": config, "declared": declared_to_json(agreement.declared), "code": code_version()}
-    samples_by_client, encoding = {client.client: client.samples for client in facts}, statistics and statistics.message
+    samples_by_client, encoding = (
+        {client.client: client.samples for client in facts},
+        None if statistics is None else statistics.message,
+    )
     clients = RemoteClients(grid, folder.path.name, setup, samples_by_client, seconds, warn, encoding)
     if not any(folder.checkpoints.glob("round-*.json")):
         try:

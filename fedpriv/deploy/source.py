@@ -28,10 +28,16 @@ class Source:
         Literal["own", "partition"], Field(description="own: all samples; partition: its share of the run's partition")
     ] = "own"
     label: Annotated[str | None, Field(description="column of the labels; null: found by its type or a common name")] = None
+    features: Annotated[
+        tuple[str, ...] | None, Field(description="columns of a table that a run may use; null: all but `drop`")
+    ] = None
+    drop: Annotated[tuple[str, ...], Field(description="columns of a table that no run uses")] = ()
 
     def __post_init__(self) -> None:
-        if self.label is not None and self.name is None:
-            raise UsageError(f"data.label {self.label!r} needs data.name, the data whose column it is")
+        for key in ("label", "features", "drop"):
+            if (value := getattr(self, key)) and self.name is None:
+                shown = repr(value) if isinstance(value, str) else ", ".join(value)
+                raise UsageError(f"data.{key} {shown} needs data.name, the data whose column it is")
 
     @property
     def private(self) -> bool:
@@ -42,8 +48,8 @@ class Source:
         """A run's data config, with the files and columns that this client chooses.
 
         Raises:
-            UsageError: the config names files, or another label column; or it tests so few of the client's own samples that an
-                accuracy reveals single ones.
+            UsageError: the config names files, another label column, or columns that no run may use; or it tests so few of the
+                client's own samples that an accuracy reveals single ones.
         """
         if self.private and data.test_limit is not None and data.test_limit < MIN_TESTED:
             raise UsageError(
@@ -59,5 +65,13 @@ class Source:
             return data.model_copy(update={"dir": self.dir})
         if data.label not in (None, self.label):
             raise UsageError(f"data.label {data.label!r}: the client's file says which column has its labels (data.label)")
+        allowed = None if self.features is None else set(self.features) - set(self.drop)
+        for name in data.features or ():
+            if name in self.drop or (allowed is not None and name not in allowed):
+                raise UsageError(f"data.features: the client's file lets no run use column {name!r} (data.features, data.drop)")
+        features = self.features if data.features is None else data.features
+        columns = {"label": self.label, "features": features, "drop": (*data.drop, *self.drop)}
+        if features is not None:
+            columns["features"] = tuple(name for name in features if name not in columns["drop"])
         partition = {} if self.share == "partition" else {"partition": data.partition.model_copy(update={"column": None})}
-        return data.model_copy(update={"name": self.name, "dir": self.dir, "label": self.label, **partition})
+        return data.model_copy(update={"name": self.name, "dir": self.dir, **columns, **partition})

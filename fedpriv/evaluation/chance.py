@@ -1,14 +1,19 @@
-"""The accuracy of a constant answer, which a trained model should exceed."""
+"""The scores of a constant answer, which a trained model should exceed."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from statistics import mean, stdev
 
 import torch
 
 from fedpriv.config import RunConfig
 from fedpriv.data.federated import FederatedData
 from fedpriv.methods.base import Method
+from fedpriv.scores.catalogue import SCORES, Score
+from fedpriv.scores.computing import scored
+from fedpriv.scores.predictions import Predictions
 
 _Z = 1.959963984540054
 """The normal quantile of 95 %, two-sided."""
@@ -33,9 +38,45 @@ def chance(data: FederatedData, method: Method, config: RunConfig, classes: int)
             best.append(float(share.max()))
             total += share
             tested.append(index)
-    one_model = not method.tested_names and not method.adaptation(config.train.rounds)
-    constant = float(total.max()) / len(best) if one_model else math.fsum(best) / len(best)
+    constant = float(total.max()) / len(best) if _is_one_model(method, config) else math.fsum(best) / len(best)
     return constant, len(set(torch.cat(tested).tolist()))
+
+
+def constant_scores(data: FederatedData, method: Method, config: RunConfig, classes: int) -> dict[str, float]:
+    """The clients' mean scores with the most frequent class as the answer to every sample, and its share as the probability.
+
+    As for :func:`chance`, that class is one for all clients, or each client's.
+    """
+    split, labels = config.eval.split, data.labels(config.eval.split)
+    tested = [client for client in range(config.data.clients) if len(data.indices(split, client))]
+    answers = []
+    for client in tested:
+        weights = data.weights(split, client)
+        counted = None if weights is None else weights.cpu()
+        counts = torch.bincount(labels[data.indices(split, client)].cpu(), weights=counted, minlength=classes).double()
+        answers.append((client, counts / counts.sum()))
+    common = torch.stack([shares for _, shares in answers]).mean(0) if _is_one_model(method, config) else None
+    predictions = []
+    for client, own in answers:
+        shares = own if common is None else common
+        held = labels[data.indices(split, client)]
+        logits = (shares.log() - 1e-9 * torch.arange(classes)).expand(len(held), -1)  # of equal shares, the first class
+        predictions.append(Predictions.of(logits, held.cpu(), data.weights(split, client)))
+    scores = scored(predictions, classes)
+    return {name: mean(known) for name in SCORES if (known := [each[name] for each in scores if name in each])}
+
+
+def _is_one_model(method: Method, config: RunConfig) -> bool:
+    """Whether all clients are tested with the same model."""
+    return not method.tested_names and not method.adaptation(config.train.rounds)
+
+
+def no_better(clients: Sequence[float | None], constant: float, score: Score) -> bool:
+    """Whether the clients' mean of a score is not significantly better than a constant answer's: the worse end of its 95 %
+    interval over the clients is no better."""
+    known = [score.merit(value) for value in clients if value is not None]
+    error = stdev(known) / math.sqrt(len(known)) if len(known) > 1 else 0.0
+    return mean(known) - _Z * error <= score.merit(constant)
 
 
 def at_chance(accuracy: float, guessed: float, samples: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -80,15 +80,23 @@ def by_client(clients: Sequence[Scores | None], sizes: Sequence[int]) -> tuple[d
     Args:
         clients: the scores of each; ``None``: it was not tested.
         sizes: as for :func:`client_summary`.
+
+    Of a score of the user's own, of which fedpriv does not know which values are better, there are no worst and best clients.
     """
     summaries, columns = dict[str, float](), PerClient()
-    for name, score in SCORES.items():
-        column = [None if scores is None else scores.get(name) for scores in clients]
-        if score is ACCURACY or column.count(None) < len(column):
-            columns[name] = column
+    for name in measured([ACCURACY.name], *(scores for scores in clients if scores is not None)):
+        columns[name] = column = [None if scores is None else scores.get(name) for scores in clients]
         if column.count(None) < len(column):
-            summaries |= client_summary(column, sizes, score)
+            score = SCORES.get(name, Score(name, name))
+            values = client_summary(column, sizes, score)
+            summaries |= values if name in SCORES else {key: values[key] for key in (name, f"{name}_weighted", f"{name}_std")}
     return summaries, columns
+
+
+def measured(*scores: Iterable[str]) -> list[str]:
+    """The names of scores that occur: fedpriv's in their order, then the user's own."""
+    names = dict.fromkeys(name for each in scores for name in each)
+    return [*(name for name in SCORES if name in names), *(name for name in names if name not in SCORES)]
 
 
 def confusion_of(labels: NDArray[np.int64], predicted: NDArray[np.int64], classes: int) -> Confusion:
@@ -172,13 +180,13 @@ class ScoreSummary:
 def score_summaries(records: Records, last: int) -> dict[str, ScoreSummary]:
     """The scores that the last ``last`` rounds have, by name."""
     summaries = {}
-    for name, score in SCORES.items():
-        clients = mean_per_client(records, last, name)
+    for name in measured(SCORES, *((record.get("per_client") or {}) for record in records)):
+        clients, score = mean_per_client(records, last, name), SCORES.get(name)
         names = {"mean": name, "weighted": f"{name}_weighted", "pooled": f"{name}_pooled", "on_server": f"global_{name}"}
         means = {key: _mean(records, last, metric) for key, metric in names.items()}
         if mean(clients) is not None or means["on_server"] is not None:
-            spread = {"worst_tenth": worst_tenth(clients, score), "best": best(clients, score), "std": _std(clients)}
-            summaries[name] = ScoreSummary(**means, **spread, per_client=clients)
+            worst, top = (None, None) if score is None else (worst_tenth(clients, score), best(clients, score))
+            summaries[name] = ScoreSummary(**means, worst_tenth=worst, best=top, std=_std(clients), per_client=clients)
     return summaries
 
 

@@ -16,6 +16,7 @@ from fedpriv.audit.judge.measures import MEASURES, OpenRate, known_recovered, mo
 from fedpriv.audit.results import AuditedRun
 from fedpriv.errors import UsageError
 from fedpriv.experiments.claims import mean_interval
+from fedpriv.scores.catalogue import ACCURACY, Score, score_named
 
 
 def _read_condition(value: object) -> object:
@@ -39,6 +40,8 @@ class Trade:
     Attributes:
         label: names the method with its defence.
         accuracy: mean over the clients, in [0, 1]; ``accuracy_interval``: 95 % of it over the clients (Student's t).
+        metric: the score that the run is ranked by (``eval.metric``); ``score`` and ``score_interval``: if it is not accuracy,
+            its value and interval.
         at_chance: whether the model is no better than guessing.
         recovered: the largest rate of samples that an attack recovered, from a message or in the easiest case; ``None``: not
             known, as nothing was recovered and not every attack could be mounted.
@@ -64,30 +67,56 @@ class Trade:
     bytes: int
     answer: str
     unmet: tuple[StoredCondition, ...]
+    metric: str = "accuracy"
+    score: float | None = None
+    score_interval: tuple[float, float] | None = None
     membership_open: float | None = None
     membership_not_tried: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def ranked(self) -> float | None:
+        """The score that the run is ranked by."""
+        return self.accuracy if self.metric == "accuracy" else self.score
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The interval of :attr:`ranked`."""
+        return self.accuracy_interval if self.metric == "accuracy" else self.score_interval
+
+    @property
+    def merit(self) -> float:
+        """:attr:`ranked` with a sign by which more is better; minus infinity: not measured."""
+        return -math.inf if self.ranked is None else score_named(self.metric).merit(self.ranked)
+
+    @property
     def holds(self) -> bool:
         """Whether it meets the target with a model that is better than guessing; without a target, only the latter."""
-        return not self.unmet and not self.at_chance and self.accuracy is not None
+        return not self.unmet and not self.at_chance and self.ranked is not None
 
 
 def trade(
-    label: str, method: str, defence: str, run: AuditedRun, accuracies: Sequence[float], target: Sequence[Condition]
+    label: str,
+    method: str,
+    defence: str,
+    run: AuditedRun,
+    accuracies: Sequence[float],
+    target: Sequence[Condition],
+    scores: Sequence[float] = (),
 ) -> Trade:
     """An audited run as a trade.
 
     Args:
         accuracies: of its clients.
+        scores: of its clients, if it is ranked by another score than the accuracy.
     """
+    score = score_named(run.cost.metric)
     is_known = known_recovered(run) is not None
     leakage = {name: measure.value(run) for name, measure in MEASURES.items()}
     assert run.cost.bytes_down is not None, "a run counts its bytes"
     return Trade(
         label, method, defence, run.seed,
         accuracy=run.cost.accuracy,
-        accuracy_interval=_as_shares(mean_interval(accuracies)) if len(accuracies) > 1 else None,
+        accuracy_interval=_within(mean_interval(accuracies), ACCURACY) if len(accuracies) > 1 else None,
         at_chance=run.cost.at_chance,
         recovered=most_recovered(run) if is_known else None,
         most_open=most_open(run) if is_known else None,
@@ -95,20 +124,23 @@ def trade(
         bytes=run.cost.bytes_up + run.cost.bytes_down,
         answer=run.concluded.words,
         unmet=tuple(condition for condition in target if not condition.holds(run)),
+        metric=score.name,
+        score=run.cost.score,
+        score_interval=_within(mean_interval(scores), score) if len(scores) > 1 else None,
         membership_open=members.largest_open(run.membership),
         membership_not_tried=members.not_run(run.membership),
     )  # fmt: skip
 
 
-def _as_shares(interval: tuple[float, float]) -> tuple[float, float]:
-    """An interval of a share without what lies outside 0 to 1, which Student's t may reach."""
-    low, high = (min(1.0, max(0.0, end)) for end in interval)
+def _within(interval: tuple[float, float], score: Score) -> tuple[float, float]:
+    """An interval without what lies outside a score's range, which Student's t may reach."""
+    low, high = (min(score.high, max(score.low, end)) for end in interval)
     return low, high
 
 
 def pareto_optimal(trades: Sequence[Trade]) -> list[Trade]:
     """The trades that no other beats: none is as accurate, as tight and as small, and better in one. Without those at chance."""
-    known = [trade for trade in trades if trade.accuracy is not None and trade.recovered is not None and not trade.at_chance]
+    known = [trade for trade in trades if trade.ranked is not None and trade.recovered is not None and not trade.at_chance]
     return [trade for trade in known if not any(_beats(other, trade) for other in known)]
 
 
@@ -119,17 +151,17 @@ def most_accurate(trades: Sequence[Trade]) -> Trade | None:
 
 def nearest(trades: Sequence[Trade]) -> Trade | None:
     """Of those better than guessing, the one that misses the fewest conditions; among equals, the most accurate."""
-    useful = [trade for trade in trades if trade.accuracy is not None and not trade.at_chance]
+    useful = [trade for trade in trades if trade.ranked is not None and not trade.at_chance]
     return max(useful, key=lambda trade: (-len(trade.unmet), *_merit(trade)), default=None)
 
 
 def _merit(trade: Trade) -> tuple[float, float]:
-    return (trade.accuracy or 0.0, -float(trade.bytes))
+    return (trade.merit, -float(trade.bytes))
 
 
 def _beats(first: Trade, other: Trade) -> bool:
     def merits(trade: Trade) -> tuple[float, float, float]:
-        return (trade.accuracy or 0.0, -trade.recovered.share if trade.recovered else 0.0, -float(trade.bytes))
+        return (trade.merit, -trade.recovered.share if trade.recovered else 0.0, -float(trade.bytes))
 
     mine, its = merits(first), merits(other)
     return first is not other and mine != its and all(a >= b for a, b in zip(mine, its, strict=True))

@@ -19,6 +19,7 @@ from fedpriv.frontier.decision import Trade
 from fedpriv.frontier.result import Frontier
 from fedpriv.frontier.show import meets_in_a_word
 from fedpriv.plots import PALETTE, save
+from fedpriv.scores.catalogue import ACCURACY, Score, score_named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +34,9 @@ _NUMBER, _PANEL, _SENT, _WORD = 0.68, 1.3, 0.9, 0.84
 _LETTERS = 29
 """In a line of a defence."""
 _BAND, _ALLOWED, _GREY = "#FFF1C2", "#DDEFE7", "#555555"
-_SHARES = ("accuracy", "recovered", "words", "cells", "attribute_advantage", "labels")
+RANKED = "ranked"
+"""In place of a measure: the score that the points are ranked by."""
+_SHARES = ("recovered", "words", "cells", "attribute_advantage", "labels")
 """Measures that are shown in percent."""
 
 
@@ -46,6 +49,7 @@ class Panel:
         ticks: where it has numbers below it.
         left: where it begins, in inches.
         bound: the target's.
+        score: of the panel of the score that the points are ranked by.
     """
 
     measure: str
@@ -54,6 +58,11 @@ class Panel:
     ticks: Sequence[float]
     left: float
     bound: Condition | None
+    score: Score | None = None
+
+    @property
+    def more_is_better(self) -> bool:
+        return self.score is not None and self.score.higher_is_better
 
     def __call__(self, value: float) -> float:
         """The place of a value, in inches; what lies outside is at the border."""
@@ -61,10 +70,12 @@ class Panel:
 
     @property
     def in_percent(self) -> bool:
-        return self.measure in _SHARES
+        return self.measure in _SHARES if self.score is None else self.score.in_percent
 
     @property
     def name(self) -> str:
+        if self.score is not None:
+            return self.score.title
         return self.measure.replace("_auc", " AUC").replace("_", " ")
 
     def written(self, value: float | None) -> str:
@@ -72,7 +83,8 @@ class Panel:
             return formats.NOTHING
         if self.in_percent:
             return f"{100 * value:.1f}"
-        return formats.plain(value) if self.measure == "membership_auc" else formats.short(value)
+        is_plain = self.measure == "membership_auc" or self.score is not None
+        return formats.plain(value) if is_plain else formats.short(value)
 
     def tick(self, value: float) -> str:
         return f"{100 * value if self.in_percent else value:.3g}"
@@ -117,37 +129,39 @@ def draw(frontier: Frontier, path: Path) -> None:
 
 def ordered(frontier: Frontier) -> list[Trade]:
     """The points of the grid's seed, the most accurate first, each followed by its runs on fresh seeds."""
-    grid = sorted((trade for trade in frontier.trades if trade.seed == frontier.seed), key=lambda trade: -(trade.accuracy or 0.0))
+    grid = sorted((trade for trade in frontier.trades if trade.seed == frontier.seed), key=lambda trade: -trade.merit)
     fresh = [trade for trade in frontier.trades if trade.seed != frontier.seed]
     return [row for trade in grid for row in (trade, *(again for again in fresh if again.label == trade.label))]
 
 
 def only_by_bytes(trade: Trade, trades: Sequence[Trade]) -> bool:
     """Whether a Pareto-optimal point is better than another one of its seed in nothing but the bytes that it sends."""
-    assert trade.accuracy is not None and trade.recovered is not None, "it is Pareto-optimal"
+    assert trade.ranked is not None and trade.recovered is not None, "it is Pareto-optimal"
     return any(
-        other.accuracy >= trade.accuracy and other.recovered.share <= trade.recovered.share
+        other.merit >= trade.merit and other.recovered.share <= trade.recovered.share
         for other in trades
         if (other.seed == trade.seed and other.label != trade.label and not other.at_chance)
-        and (other.accuracy is not None and other.recovered is not None)
+        and (other.ranked is not None and other.recovered is not None)
     )
 
 
 def _panels(rows: Sequence[Trade], target: Sequence[Condition]) -> list[Panel]:
     """Accuracy, recovered, membership where it was attacked, and what else the target is about."""
     members = ["membership_auc"] if any(_value(row, "membership_auc") is not None for row in rows) else []
-    names = dict.fromkeys(["accuracy", "recovered", *members, *(condition.measure for condition in target)])
+    names = dict.fromkeys([RANKED, "recovered", *members, *(condition.measure for condition in target)])
     panels = list[Panel]()
     for number, name in enumerate(names):
         left = _FIRST + (_NUMBER + _PANEL) * number + _NUMBER
         bound = min((each for each in target if each.measure == name), key=lambda each: each.bound, default=None)
         low, high, ticks = _range(name, rows, bound)
-        panels.append(Panel(name, low, high, ticks, left, bound))
+        panels.append(
+            Panel(name, low, high, ticks, left, bound, score_named(rows[0].metric) if name == RANKED and rows else None)
+        )
     return panels
 
 
 def _range(name: str, rows: Sequence[Trade], bound: Condition | None) -> tuple[float, float, Sequence[float]]:
-    if name in _SHARES:
+    if name in (RANKED, *_SHARES):
         return 0.0, 1.0, (0, 0.5, 1)
     values = [value for row in rows if (value := _value(row, name)) is not None]
     if name == "membership_auc":
@@ -158,8 +172,8 @@ def _range(name: str, rows: Sequence[Trade], bound: Condition | None) -> tuple[f
 
 
 def _value(trade: Trade, measure: str) -> float | None:
-    if measure == "accuracy":
-        return trade.accuracy
+    if measure == RANKED:
+        return trade.ranked
     if measure == "recovered":
         return None if trade.recovered is None else trade.recovered.share
     return trade.leakage.get(measure)
@@ -168,8 +182,8 @@ def _value(trade: Trade, measure: str) -> float | None:
 def _spans(trade: Trade, measure: str) -> Iterator[tuple[float, float, float]]:
     """Lines beside a mark: from, to, and their width."""
     value = _value(trade, measure)
-    if measure == "accuracy" and trade.accuracy_interval:
-        yield (*trade.accuracy_interval, 2.8)
+    if measure == RANKED and trade.interval:
+        yield (*trade.interval, 2.8)
     if measure == "recovered" and trade.recovered:
         yield trade.recovered.low, trade.recovered.high, 2.8
     most_open = None if trade.most_open is None else trade.most_open.rate.high
@@ -185,7 +199,7 @@ def _headings(axes: Axes, panels: Sequence[Panel], right: float, with_target: bo
     for panel in panels:
         axes.text(panel.left + _PANEL / 2, _HEAD - 0.27, panel.name + ", %" * panel.in_percent, ha="center", **style)
         axes.text(
-            panel.left + _PANEL / 2, _HEAD - 0.52, "more is better" if panel.measure == "accuracy" else "less is better",
+            panel.left + _PANEL / 2, _HEAD - 0.52, "more is better" if panel.more_is_better else "less is better",
             fontsize=9, color=_GREY, ha="center", va="bottom",
         )  # fmt: skip
     axes.text(right + _SENT - 0.02, _HEAD - 0.27, "sent", ha="right", **style)
@@ -252,20 +266,23 @@ def _defence(trade: Trade, seed: int) -> list[str]:
 def _title(panels: Sequence[Panel]) -> str:
     bounds = [panel for panel in panels if panel.bound is not None]
     target = " and ".join(f"{panel.name} {panel.limit()}{' %' * panel.in_percent}" for panel in bounds)
-    return "Accuracy against leakage" + (f"; target: {target}" if target else "")
+    title = next((panel.score.title for panel in panels if panel.score is not None), "accuracy")
+    return f"{title[0].upper()}{title[1:]} against leakage" + (f"; target: {target}" if target else "")
 
 
 def _notes(frontier: Frontier) -> Iterator[str]:
     """What the marks and the words mean, as sentences."""
     yield "Recovered: the largest share of samples that an attack recovered."
-    yield "Thick lines: 95 % intervals, of accuracy over the clients of one run."
+    title = frontier.score.title
+    yield f"Thick lines: 95 % intervals, of {title} over the clients of one run."
     yield "Thin lines: the most that the intervals of all attacks that count, on however few samples, leave open."
     if frontier.target:
-        best = "the most accurate that meets it, also on a fresh seed" if frontier.chosen else "what comes nearest; none meets it"
+        most = "most accurate" if frontier.score is ACCURACY else f"best by {title}"
+        best = f"the {most} that meets it, also on a fresh seed" if frontier.chosen else "what comes nearest; none meets it"
         yield f"Shaded: within the target; hollow marks are outside. Highlighted: {best}."
         if any(meets_in_a_word(frontier, trade) == "not known" for trade in frontier.trades):
             yield "Not known: the bounds hold of what was found, but more may leak."
-    yield "Pareto-optimal: no other of the seed is at least as good in accuracy, recovered and bytes sent, and better in one;"
-    yield "“by bytes”: another is at least as good in accuracy and recovered, but sends more."
+    yield f"Pareto-optimal: no other of the seed is at least as good in {title}, recovered and bytes sent, and better in one;"
+    yield f"“by bytes”: another is at least as good in {title} and recovered, but sends more."
     if any(trade.at_chance for trade in frontier.trades):
         yield "Faint: no better than guessing."

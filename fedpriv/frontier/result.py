@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from fedpriv.frontier.decision import StoredCondition, Trade
 from fedpriv.frontier.search import Search
+from fedpriv.scores.catalogue import ACCURACY, Score, score_named
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class Frontier:
     confirmations: tuple[Confirmation, ...]
     nearest: str | None
     format: Literal[1] = 1
+
+    @property
+    def score(self) -> Score:
+        """The score that the points are ranked by."""
+        return score_named(next((trade.metric for trade in self.trades), ACCURACY.name))
 
     def trade(self, label: str, seed: int | None = None) -> Trade | None:
         """A point with a seed, by default that of the grid; ``None``: it could not be trained or audited."""

@@ -187,11 +187,16 @@ class _Trials:
         self._audit([self.run_dir(each.label, seed) for each in done])
         for each in done:
             if (audited := self._kept(run_dir := self.run_dir(each.label, seed))) is not None:
-                accuracies = (RunFolder.open(run_dir).summary() or {}).get("accuracy_per_client") or []
-                known = [value for value in accuracies if value is not None]
                 (run,) = audited.audit.runs
+                summary = RunFolder.open(run_dir).summary() or {}
+                ranked = summary.get("scores", {}).get(run.cost.metric) or {}
+                accuracies, scores = (
+                    [value for value in clients or () if value is not None]
+                    for clients in (summary.get("accuracy_per_client"), ranked.get("per_client"))
+                )
                 self._check_data(run_dir)
-                self.trades[each.label, seed] = trade(each.label, each.method, each.defence, run, known, self.plan.target)
+                values = (each.label, each.method, each.defence, run, accuracies, self.plan.target)
+                self.trades[each.label, seed] = trade(*values, scores if run.cost.metric != "accuracy" else ())
 
     def _check_data(self, run_dir: Path) -> None:
         """Compare a run's data with those of the runs before.
@@ -372,7 +377,7 @@ def _metrics(result: Frontier) -> dict[str, float]:
     if chosen is None:
         return {}
     recovered = None if chosen.recovered is None else chosen.recovered.share
-    values = {"accuracy": chosen.accuracy, "recovered": recovered, "bytes": chosen.bytes}
+    values = {"accuracy": chosen.accuracy, chosen.metric: chosen.ranked, "recovered": recovered, "bytes": chosen.bytes}
     return {f"chosen/{name}": float(value) for name, value in values.items() if value is not None}
 
 

@@ -9,16 +9,17 @@ from fedpriv.audit.images.attempts import SINGLES
 from fedpriv.experiments.markdown import bullets, table
 from fedpriv.frontier.decision import Trade
 from fedpriv.frontier.result import Confirmation, DefenceSearch, Frontier
+from fedpriv.scores.catalogue import ACCURACY, score_named
 
 COLUMNS = (
-    "method | defence | seed | accuracy (95 %) | recovered (95 %) | membership AUC | epsilon | sent | answer | Pareto-optimal"
+    "method | defence | seed | {score} (95 %) | recovered (95 %) | membership AUC | epsilon | sent | answer | Pareto-optimal"
 )
 _EXPLANATION = (
-    "Accuracy: mean over the clients; its interval is over the clients of one run, not over seeds. Recovered: the largest "
+    "{Score}: mean over the clients; its interval is over the clients of one run, not over seeds. Recovered: the largest "
     "share of samples that an attack recovered, from a message or from a client with a single sample, with its interval. "
     "“Open” and “up to”: the largest upper end of the intervals (95 %) of all attacks that count, on however few samples. "
     "Sent: both directions, whole run. "
-    "Pareto-optimal: no other point of the seed is at least as good in accuracy, recovered and bytes, and better in one."
+    "Pareto-optimal: no other point of the seed is at least as good in {score}, recovered and bytes, and better in one."
 )
 _SAMPLES = {"message": "samples behind a message", "single image": "single images", "single text": "single texts"}
 
@@ -34,16 +35,18 @@ def answer(frontier: Frontier) -> str:
     if chosen is not None:
         last = frontier.confirmations[-1]
         again = frontier.trade(chosen.label, last.seed)
-        what = f"accuracy {formats.percent(chosen.accuracy)}, {formats.size(chosen.bytes)} sent"
+        what = f"{_ranked(chosen)}, {formats.size(chosen.bytes)} sent"
+        most = "the most accurate" if frontier.score is ACCURACY else f"the best by {frontier.score.title}"
         what += f", of the attacked samples {_recovered(chosen)} recovered" if chosen.recovered else ""
-        best = f"{_named(chosen)} is the most accurate that meets {target} against every attack that was mounted: {what}."
+        best = f"{_named(chosen)} is {most} that meets {target} against every attack that was mounted: {what}."
         confirmed = f"On seed {last.seed} it also met the target" + (f": {_measured(again)}." if again else ".")
         return " ".join([best, confirmed, *_still_open(frontier, [chosen, again] if again else [chosen]), *failures])
     near = frontier.trade(frontier.nearest) if frontier.nearest else None
     if near is None:
         return " ".join([f"None meets {target}, and none has a model that is better than guessing.", *failures])
     missed = _missed(near) if near.unmet else "nothing but the fresh seed"
-    nearest = f"{_named(near)} comes nearest: it misses {missed}, at an accuracy of {formats.percent(near.accuracy)}."
+    at = f"an accuracy of {formats.percent(near.accuracy)}" if frontier.score is ACCURACY else f"a {_ranked(near)}"
+    nearest = f"{_named(near)} comes nearest: it misses {missed}, at {at}."
     return " ".join([f"None meets {target}.", *failures, nearest])
 
 
@@ -85,12 +88,21 @@ def _still_open(frontier: Frontier, trades: Sequence[Trade]) -> Iterator[str]:
 
 def _measured(trade: Trade) -> str:
     """``accuracy 93.7 %, recovered 4.2 % (1.4 to 11.5 %), AUC 0.59``; without what is not known."""
-    parts = [f"accuracy {formats.percent(trade.accuracy)}"]
+    parts = [_ranked(trade)]
     if trade.recovered:
         parts.append(f"recovered {_recovered(trade)}")
     if (auc := trade.leakage.get("membership_auc")) is not None:
         parts.append(f"AUC {formats.plain(auc)}")
     return ", ".join(parts)
+
+
+def _ranked(trade: Trade) -> str:
+    """``accuracy 93.7 %``, or another score that the points are ranked by."""
+    return f"{score_named(trade.metric).title} {_value(trade, trade.ranked)}"
+
+
+def _value(trade: Trade, value: float | None) -> str:
+    return formats.percent(value) if score_named(trade.metric).in_percent else formats.plain(value, 3)
 
 
 def _named(trade: Trade) -> str:
@@ -100,12 +112,12 @@ def _named(trade: Trade) -> str:
 
 def _row(frontier: Frontier, trade: Trade) -> tuple[str, ...]:
     """A point's row of the table; whether it meets the target only where there is one."""
-    interval = f" ({formats.span(*trade.accuracy_interval)})" if trade.accuracy_interval else ""
+    interval = f" ({_span(trade, *trade.interval)})" if trade.interval else ""
     return (
         trade.method,
         trade.defence,
         str(trade.seed),
-        formats.percent(trade.accuracy) + interval,
+        _value(trade, trade.ranked) + interval,
         _recovered(trade) + _more_open(trade),
         _membership(trade),
         formats.bound(trade.leakage.get("epsilon")),
@@ -114,6 +126,10 @@ def _row(frontier: Frontier, trade: Trade) -> tuple[str, ...]:
         "yes" if trade.label in frontier.pareto_optimal else "",
         *([_meets(frontier, trade)] if frontier.target else []),
     )
+
+
+def _span(trade: Trade, low: float, high: float) -> str:
+    return formats.span(low, high) if score_named(trade.metric).in_percent else f"{low:.3f} to {high:.3f}"
 
 
 def _meets(frontier: Frontier, trade: Trade) -> str:
@@ -149,10 +165,11 @@ def _not_known(trade: Trade) -> str:
 
 def markdown(frontier: Frontier) -> str:
     """The whole page; the points are ordered by seed, then by accuracy."""
-    ordered = sorted(frontier.trades, key=lambda trade: (trade.seed, -(trade.accuracy or 0.0)))
-    head = COLUMNS + (" | meets the target" if frontier.target else "")
+    ordered = sorted(frontier.trades, key=lambda trade: (trade.seed, -trade.merit))
+    title = frontier.score.title
+    head = COLUMNS.format(score=title) + (" | meets the target" if frontier.target else "")
     parts = [
-        "# Frontier of accuracy, leakage and bytes",
+        f"# Frontier of {title}, leakage and bytes",
         answer(frontier),
         "![The frontier](frontier.png)",
         table(head, [_row(frontier, trade) for trade in ordered]),
@@ -160,7 +177,7 @@ def markdown(frontier: Frontier) -> str:
     if frontier.config_defences:
         names = formats.listed(frontier.config_defences)
         parts.append(f"Every point has the defences of the config, too: {names}; “none” is the config as it is.")
-    parts.append(_EXPLANATION)
+    parts.append(_EXPLANATION.format(score=title, Score=title[0].upper() + title[1:]))
     if frontier.searches:
         parts.append("## Strengths that were searched, by replay of kept downloads without training")
         parts.append(table("method | defence | weakest that holds | tried", map(_searched, frontier.searches)))

@@ -53,9 +53,9 @@ def compose(*histories: Sequence[Spending]) -> History:
     return tuple((noise, rate, steps) for (noise, rate), steps in sorted(total.items()) if steps)
 
 
-def history_of(noise: float, plan: Plan) -> History:
-    """The history of a plan with a noise."""
-    return compose([(noise, rate, steps) for rate, steps in plan])
+def history_of(noise: float, plan: Plan, spent: History = ()) -> History:
+    """The history of a plan with a noise, after what was spent before."""
+    return compose([(noise, rate, steps) for rate, steps in plan], spent)
 
 
 @lru_cache(maxsize=4096)
@@ -173,25 +173,32 @@ def epsilon_replace_one(history: Sequence[Spending], delta: float) -> float:
     return float(_converted((a - 0.5) / (a - 1) * at[1:] + at[:-1], a.tolist(), delta))
 
 
-def noise_for(target: float, delta: float, plans: Iterable[Plan], accountant: Accountant) -> float:
+def noise_for(target: float, delta: float, plans: Iterable[Plan], accountant: Accountant, before: History = ()) -> float:
     """The smallest noise for which no plan spends more than ``target``, to within 0.01 in epsilon.
 
     The search starts with the most expensive plan alone, and adds plans that then spend more.
 
+    Args:
+        before: what each client of a plan has spent already.
+
     Raises:
         UsageError: there is no such noise.
     """
-    candidates = _most_expensive(plans)
+    by_clients: dict[int, list[Plan]] = {}
+    for plan in plans:
+        by_clients.setdefault(len(plan) if before else 0, []).append(plan)
+    candidates = [(plan, before * clients) for clients, group in by_clients.items() for plan in _most_expensive(group)]
     if not candidates:
         raise UsageError("no client trains in this run, so there is nothing to find noise for; leave target_epsilon out")
-    tried = [max(candidates, key=_cost)]
-    noise = _guessed_noise(target, delta, tried[0])
+    tried = [max(candidates, key=lambda candidate: _cost(candidate[0]))]
+    noise = _guessed_noise(target, delta, tried[0][0])
     while True:
         noise = _least_noise(target, delta, tried, accountant, noise)
-        spent, history = largest_epsilon((history_of(noise, plan) for plan in candidates), delta, accountant)
+        histories = {history_of(noise, *candidate): candidate for candidate in candidates}
+        spent, history = largest_epsilon(histories, delta, accountant)
         if spent <= target:
             return noise
-        worst = tuple((rate, steps) for _, rate, steps in history)
+        worst = histories[history]
         tried = candidates if worst in tried else [*tried, worst]
 
 
@@ -222,8 +229,12 @@ def _guessed_noise(target: float, delta: float, plan: Plan) -> float:
     return 1 / math.sqrt(math.log1p(mu**2 / _cost(plan)))
 
 
-def _least_noise(target: float, delta: float, plans: Sequence[Plan], accountant: Accountant, start: float) -> float:
+def _least_noise(
+    target: float, delta: float, plans: Sequence[tuple[Plan, History]], accountant: Accountant, start: float
+) -> float:
     """Find the noise by Brent's method, starting near it; log(epsilon) is nearly linear in log(noise).
+
+    Each plan comes with what was spent before it.
 
     Few evaluations are needed, since each takes up to seconds, and longer for less noise.
     """
@@ -235,7 +246,7 @@ def _least_noise(target: float, delta: float, plans: Sequence[Plan], accountant:
     def excess(log_noise: float) -> float:
         """log(epsilon / aim); 0 within the tolerance."""
         noise = math.exp(log_noise)
-        spends = largest_epsilon((history_of(noise, plan) for plan in plans), delta, accountant)[0]
+        spends = largest_epsilon((history_of(noise, *plan) for plan in plans), delta, accountant)[0]
         if spends <= target:
             enough.append(noise)
             if target - spends <= _TOLERANCE:

@@ -80,8 +80,7 @@ _METRICS = {
 _NEVER_COVERED = (
     "other runs on the same data, and a choice between runs: their epsilons add up",
     "what stays with the clients, as long as it stays there (private layers, a copy fine-tuned before a test)",
-    "the mean and deviation that images are normalised by, where they are measured on the training images; and those, and the "
-    "levels, by which the columns of a table are scaled and coded; the names of the classes, and the words of the encoder `tiny`",
+    "the names of the classes, and the words of the encoder `tiny`; bounds and levels of a table's columns, as they are declared",
     "floating-point noise (Mironov 2012)",
 )
 
@@ -105,10 +104,13 @@ class Ledger:
         accounts: the state, changed in place: ``progress.privacy`` of a run, which checkpoints store.
         holders: at sample level, the sets of clients that hold the same sample (``Partition.holders``); such a sample is charged
             with the spending of all of them.
+        before: what every account has spent before the first round, on statistics.
     """
 
-    def __init__(self, privacy: PrivacyConfig, accounts: Accounts, holders: Iterable[Sequence[int]]) -> None:
-        self.privacy, self.accounts = privacy, accounts
+    def __init__(
+        self, privacy: PrivacyConfig, accounts: Accounts, holders: Iterable[Sequence[int]], before: History = ()
+    ) -> None:
+        self.privacy, self.accounts, self.before = privacy, accounts, before
         clients = privacy.level == "client"
         self._together = [(ALL_CLIENTS,)] if clients else [tuple(str(client) for client in held) for held in holders]
         self._known = frozenset(account for accounts in self._together for account in accounts)
@@ -139,7 +141,8 @@ class Ledger:
         return [self._history(accounts) for accounts in self._together if account is None or account in accounts]
 
     def _history(self, accounts: Sequence[str]) -> History:
-        return compose(*([(z, rate, int(steps)) for z, rate, steps in self.accounts.get(account, [])] for account in accounts))
+        spent = ([(z, rate, int(steps)) for z, rate, steps in self.accounts.get(account, [])] for account in accounts)
+        return compose(*spent, *[self.before] * len(accounts))
 
     def spent(self, account: str) -> float:
         """Epsilon of an account so far: the largest over its samples (at client level: of a client)."""
@@ -187,6 +190,7 @@ class Ledger:
             "clip": privacy.clip,
             "accountant": privacy.accountant,
             "target_epsilon": privacy.target_epsilon,
+            "statistics_epsilon": largest_epsilon([self.before], privacy.delta, privacy.accountant)[0] if self.before else None,
             "adjacency": _ADJACENCY_APART if apart else _ADJACENCY[privacy.level],
             "holds_if": needs + (_GHOST if ghost and not pooled else ""),
             "randomness": _RANDOMNESS[randomness],

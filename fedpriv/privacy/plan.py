@@ -18,7 +18,7 @@ from fedpriv.models.net import Net, copy_of, norms_with_statistics
 from fedpriv.models.state import changed_by_data, random_images, samples_interact
 from fedpriv.models.text.transformer import TextEncoder
 from fedpriv.objectives.cross_entropy import cross_entropy
-from fedpriv.privacy.accountant import Plan, history_of, largest_epsilon, noise_for
+from fedpriv.privacy.accountant import History, Plan, history_of, largest_epsilon, noise_for
 from fedpriv.privacy.ghost import check_layers
 from fedpriv.privacy.per_sample import PerSampleGradients
 from fedpriv.seeding import global_rng
@@ -204,11 +204,12 @@ def check_upload(upload: Sealed, sent: Sequence[str]) -> None:
         raise UsageError(f"{names[0]} would be sent, which no noise covers; {fix}")
 
 
-def with_noise(privacy: PrivacyConfig, planned: Sequence[Plan]) -> PrivacyConfig:
+def with_noise(privacy: PrivacyConfig, planned: Sequence[Plan], before: History = ()) -> PrivacyConfig:
     """The config with its noise, which is determined from the target epsilon unless it is given.
 
     Args:
         planned: the spending of each sample (or client) in the whole run.
+        before: what each client of a sample has spent before the first round.
 
     Raises:
         UsageError: no noise reaches the target, or the given noise exceeds it.
@@ -217,9 +218,10 @@ def with_noise(privacy: PrivacyConfig, planned: Sequence[Plan]) -> PrivacyConfig
     if privacy.noise is None:
         if target is None:
             raise ValueError("neither a noise nor an epsilon")
-        return privacy.model_copy(update={"noise": noise_for(target, privacy.delta, planned, privacy.accountant)})
+        return privacy.model_copy(update={"noise": noise_for(target, privacy.delta, planned, privacy.accountant, before)})
     if target is not None:
-        spends = largest_epsilon((history_of(privacy.noise, plan) for plan in planned), privacy.delta, privacy.accountant)[0]
+        histories = (history_of(privacy.noise, plan, before * len(plan)) for plan in planned)
+        spends = largest_epsilon(histories, privacy.delta, privacy.accountant)[0]
         if spends > target * (1 + 1e-9):
             raise UsageError(
                 f"privacy.noise {privacy.noise:g} spends epsilon {spends:.3g} in the whole run, over target_epsilon {target:g}; "

@@ -32,6 +32,10 @@ class Score:
     high: float = 1.0
     in_percent: bool = False
 
+    def merit(self, value: float) -> float:
+        """The value with a sign by which more is better."""
+        return value if self.higher_is_better else -value
+
     def shown(self, value: float | None) -> str:
         """A value for people: ``71.3%`` or ``0.780``; ``-``: not measured."""
         if value is None:

@@ -21,6 +21,7 @@ class Predictions:
         accuracy: share of right predictions, by the weights.
         positive: predicted probability ``(n,)`` float64 of the second of two classes; ``None``: there are not two.
         weights: of the samples ``(n,)`` float64; ``None``: all are equal.
+        logits: ``(n, C)``, where they are kept for scores of the user's own.
     """
 
     labels: NDArray[np.int64]
@@ -28,10 +29,11 @@ class Predictions:
     accuracy: float
     positive: NDArray[np.float64] | None = None
     weights: NDArray[np.float64] | None = None
+    logits: Tensor | None = None
 
     @classmethod
-    def of(cls, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Self:
-        """The predictions of logits ``(n, C)``."""
+    def of(cls, logits: Tensor, labels: Tensor, weights: Tensor | None = None, keep: bool = False) -> Self:
+        """The predictions of logits ``(n, C)``, which are kept if ``keep``."""
         predicted, positive = logits.argmax(1), positive_of(logits)
         return cls(
             labels.cpu().numpy(),
@@ -39,6 +41,7 @@ class Predictions:
             weighted_mean(predicted == labels, weights),
             None if positive is None else positive.numpy(),
             None if weights is None else weights.double().cpu().numpy(),
+            logits.cpu() if keep else None,
         )
 
     def at(self, index: Tensor, weights: Tensor | None = None) -> Predictions:
@@ -48,7 +51,8 @@ class Predictions:
         own = None if weights is None else weights.cpu()
         accuracy = weighted_mean(torch.from_numpy(predicted == labels), own)
         positive = None if self.positive is None else self.positive[where]
-        return Predictions(labels, predicted, accuracy, positive, None if own is None else own.double().numpy())
+        logits = None if self.logits is None else self.logits[where]
+        return Predictions(labels, predicted, accuracy, positive, None if own is None else own.double().numpy(), logits)
 
 
 def pooled(clients: Sequence[Predictions], sizes: Sequence[int]) -> Predictions:
@@ -67,7 +71,9 @@ def pooled(clients: Sequence[Predictions], sizes: Sequence[int]) -> Predictions:
     positive = np.concatenate(scores) if len(scores) == len(clients) else None
     right = torch.from_numpy(predicted == labels)
     accuracy = weighted_mean(right, None if weights is None else torch.from_numpy(weights))
-    return Predictions(labels, predicted, accuracy, positive, weights)
+    logits = [client.logits for client in clients if client.logits is not None]
+    kept = torch.cat(logits) if len(logits) == len(clients) else None
+    return Predictions(labels, predicted, accuracy, positive, weights, kept)
 
 
 def positive_of(logits: Tensor) -> Tensor | None:

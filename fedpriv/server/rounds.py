@@ -192,7 +192,7 @@ class Server:
     @property
     def ledger(self) -> Ledger:
         """What the run has spent so far."""
-        return Ledger(self.config.privacy, self.progress.privacy, self._holders)
+        return Ledger(self.config.privacy, self.progress.privacy, self._holders, self.agreement.spent_before)
 
     def statement(self) -> dict[str, Any]:
         """The run's privacy statement."""
@@ -247,7 +247,7 @@ class Server:
         return arrivals
 
     def _accepts(self, arrivals: Arrivals, answer: Answer) -> bool:
-        """Whether an answer is accepted; if not, it is left out.
+        """Check an answer, and return whether it is accepted; a refused answer is left out.
 
         Raises:
             UploadRefused, ClientDiverged: the run stops, as ``train.on_refused`` or ``train.on_nan`` says.

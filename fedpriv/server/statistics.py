@@ -10,18 +10,22 @@ from math import prod
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedpriv.config import RunConfig
 from fedpriv.data.encoding import Encoding
 from fedpriv.data.statistics.fitting import SampleKind
 from fedpriv.data.statistics.messages import LABEL, read_text, text_message
+from fedpriv.data.statistics.private import check_declared, from_tensors, noisy_encoding, noisy_forms, sensitivity
 from fedpriv.data.statistics.totals import Inquiry, Totals, added, from_row
 from fedpriv.errors import FedprivError, UsageError
+from fedpriv.privacy.accountant import noise_for
 from fedpriv.secure import messages
 from fedpriv.secure.protocol_checks import FEWEST, MOST
+from fedpriv.seeding import generator
 from fedpriv.server.masked_sum import MaskedSum, Step
-from fedpriv.wire import Direction, Expected, Payload, Refused, Sealed, seal, unseal
+from fedpriv.wire import Direction, Expected, Form, Payload, Refused, Sealed, seal, unseal
 
 MOST_LEVELS_NAMED = 10_000
 """Levels of a column that a client may name; more are texts or identifiers."""
@@ -57,34 +61,43 @@ class Gathered:
 
     Attributes:
         crossed: the messages, in their order; the last one is the encoding, for every client.
+        noise: noise multiplier of the statistics, under differential privacy; 0: there is none.
     """
 
     encoding: Encoding
     crossed: tuple[Crossed, ...] = field(repr=False)
+    noise: float = 0.0
 
     @property
     def message(self) -> Sealed:
         """The encoding as it is sent."""
         return self.crossed[-1].message
 
-    def to_json(self) -> list[dict[str, Any]]:
-        """All messages as JSON values."""
-        return [
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        messages = [
             {"direction": crossed.direction, "times": crossed.times, "message": b64encode(crossed.message.data).decode()}
             for crossed in self.crossed
         ]
+        return {"noise": self.noise, "messages": messages}
 
     @classmethod
-    def from_json(cls, values: list[dict[str, Any]]) -> Gathered:
+    def from_json(cls, values: dict[str, Any]) -> Gathered:
         """The inverse of :meth:`to_json`; :class:`ValueError` if the values are none of it."""
         try:
             crossed = [
                 Crossed(value["direction"], unseal(b64decode(value["message"], validate=True)), int(value["times"]))
-                for value in values
+                for value in values["messages"]
             ]
-            return cls(read_text(crossed[-1].message, "encoding", None, Encoding), tuple(crossed))
+            encoding = read_text(crossed[-1].message, "encoding", None, Encoding)
+            return cls(encoding, tuple(crossed), float(values["noise"]))
         except (KeyError, IndexError, TypeError):
             raise ValueError("it does not hold the statistics of the clients") from None
+
+
+def counted_classes(config: RunConfig, classes: int) -> int:
+    """How many classes the samples of the clients are counted of: all, or none if the run does not need to know."""
+    return classes if config.train.class_weights is not None else 0
 
 
 def gather(clients: Respondents, kind: SampleKind, config: RunConfig, classes: int = 0) -> Gathered:
@@ -94,7 +107,8 @@ def gather(clients: Respondents, kind: SampleKind, config: RunConfig, classes: i
         classes: number of the classes whose samples are counted; 0: they are not.
 
     Raises:
-        UsageError: no training row of any client has a number in some column; or there are too few clients for a secure sum.
+        UsageError: no training row of any client has a number in some column; there are too few clients for a secure sum; or
+            under differential privacy, bounds or levels of a column are not declared.
         FedprivError: what a client sends cannot be the statistics of any rows.
     """
     crossed, data = list[Crossed](), config.data
@@ -107,29 +121,67 @@ def gather(clients: Respondents, kind: SampleKind, config: RunConfig, classes: i
             crossed.append(Crossed("up", answer))
             yield client, answer
 
-    levels = {name: set[str]() for name in kind.undeclared(data.levels)}
+    noise = statistics_noise(config, kind)
+    private, levels = config.privacy.level != "none", {name: set[str]() for name in kind.undeclared(data.levels)}
     if levels:
         question = text_message("columns", None, tuple(levels))
         for client, answer in ask(dict.fromkeys(clients.numbers, question)):
             for name, named in _named_levels(client, answer, levels.keys()).items():
                 levels[name].update(named)
     inquiry = kind.inquiry(levels, classes)
+    forms = noisy_forms(inquiry) if private else inquiry.forms
+    if private and not (noise and sensitivity(inquiry)):
+        encoding = noisy_encoding(kind, inquiry, (), data.bounds, data.levels)
+        return Gathered(encoding, (Crossed("down", text_message("encoding", None, encoding), data.clients),))
+    if not (inquiry.summed or inquiry.levels or inquiry.classes):
+        encoding = kind.encoding(inquiry, Totals(0), data.levels)
+        return Gathered(encoding, (Crossed("down", text_message("encoding", None, encoding), data.clients),))
     answers = dict(ask(dict.fromkeys(clients.numbers, text_message("inquiry", None, inquiry))))
     if config.wire.secure_aggregation:
-        tensors = _summed(answers, inquiry, ask)
+        tensors = _summed(answers, forms, ask)
         crossed.append(Crossed("up", seal(Payload(tensors, 0, None, "statistics")), times=0))
     else:
-        tensors = added([_statistics(client, answer, inquiry) for client, answer in answers.items()])
-    try:
-        totals = Totals.of(tensors, inquiry)
-    except Refused as reason:
-        raise FedprivError(f"the sum of the clients' statistics is refused: {reason}") from None
-    encoding = kind.encoding(inquiry, totals, data.levels)
+        check = None if private else inquiry
+        tensors = added([_statistics(client, answer, forms, check) for client, answer in answers.items()])
+    if private:
+        numbers = from_tensors(tensors)
+        if config.privacy.level == "client":
+            draw = generator(config.seed, "statistics")
+            spread = torch.randn(len(numbers), generator=draw, dtype=torch.float64).numpy()
+            numbers = numbers + noise * sensitivity(inquiry) * spread
+        encoding = noisy_encoding(kind, inquiry, numbers.tolist(), data.bounds, data.levels)
+    else:
+        try:
+            totals = Totals.of(tensors, inquiry)
+        except Refused as reason:
+            raise FedprivError(f"the sum of the clients' statistics is refused: {reason}") from None
+        encoding = kind.encoding(inquiry, totals, data.levels)
     crossed.append(Crossed("down", text_message("encoding", None, encoding), data.clients))
-    return Gathered(encoding, tuple(crossed))
+    return Gathered(encoding, tuple(crossed), noise)
 
 
-def _summed(answers: Mapping[int, Sealed], inquiry: Inquiry, ask: Step) -> dict[str, Tensor]:
+def statistics_noise(config: RunConfig, kind: SampleKind) -> float:
+    """The noise multiplier of the statistics; 0: there is no differential privacy, or they are not asked.
+
+    Raises:
+        UsageError: bounds or levels of a column are not declared, or no epsilon is.
+    """
+    privacy = config.privacy
+    if privacy.level == "none":
+        return 0.0
+    check_declared(kind, config.data.bounds, config.data.levels, privacy.level)
+    epsilon = privacy.statistics_epsilon
+    if epsilon is None:
+        if privacy.target_epsilon is None:
+            raise UsageError(
+                f"privacy.level {privacy.level}: how much epsilon may the statistics spend by which the samples are scaled? "
+                "--set privacy.statistics_epsilon=E; 0: there are none, and numbers are scaled by their bounds"
+            )
+        epsilon = privacy.target_epsilon / 10
+    return noise_for(epsilon, privacy.delta, [((1.0, 1),)], privacy.accountant) if epsilon else 0.0
+
+
+def _summed(answers: Mapping[int, Sealed], forms: Mapping[str, Form], ask: Step) -> dict[str, Tensor]:
     """The sum of the statistics that the clients send behind masks, of all of them.
 
     Args:
@@ -147,13 +199,13 @@ def _summed(answers: Mapping[int, Sealed], inquiry: Inquiry, ask: Step) -> dict[
         if len(active) < asked:
             raise Refused(f"{len(active)} of {asked} clients are left")
 
-    size = sum(prod(size for size in form.shape if isinstance(size, int)) for form in inquiry.forms.values())
+    size = sum(prod(size for size in form.shape if isinstance(size, int)) for form in forms.values())
     try:
         keys = {client: messages.own_key(answer, 0, client) for client, answer in answers.items()}
         _, words = MaskedSum(ask, 0, LABEL, refuse, check).sum(keys, size)
     except Refused as reason:
         raise FedprivError(f"the clients' statistics cannot be summed: {reason}") from None
-    return from_row(words.view(np.int64), inquiry.forms)
+    return from_row(words.view(np.int64), forms)
 
 
 def _named_levels(client: int, message: Sealed, columns: Iterable[str]) -> Mapping[str, Sequence[str]]:
@@ -168,10 +220,16 @@ def _named_levels(client: int, message: Sealed, columns: Iterable[str]) -> Mappi
     return named
 
 
-def _statistics(client: int, message: Sealed, inquiry: Inquiry) -> Mapping[str, Tensor]:
+def _statistics(client: int, message: Sealed, forms: Mapping[str, Form], inquiry: Inquiry | None) -> Mapping[str, Tensor]:
+    """The tensors of a client's statistics.
+
+    Args:
+        inquiry: that they must answer exactly; ``None``: they are noisy.
+    """
     try:
-        tensors = Expected(0, client, inquiry.forms, kind="statistics").check(message).tensors()
-        Totals.of(tensors, inquiry)
+        tensors = Expected(0, client, forms, kind="statistics").check(message).tensors()
+        if inquiry is not None:
+            Totals.of(tensors, inquiry)
     except Refused as reason:
         raise FedprivError(f"the statistics that client {client} sends are refused: {reason}") from None
     return tensors

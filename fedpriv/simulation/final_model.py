@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,11 +56,9 @@ def export_model(simulation: Simulation, warn: Callable[[str], None], folder: Pa
     like = tensors(next(data.chunks("train", 1)))  # of all clients, as one may lack a modality
     # Zeros, as the exported program contains its example inputs, which must not be a client's samples.
     example = tuple(tensor.new_zeros((2, *tensor.shape[1:]), device="cpu") for tensor in like.values())
-    net = _Plain(copy.deepcopy(resident.net).cpu().eval(), tuple(like), part)
-    batch, file = torch.export.Dim.AUTO, io.BytesIO()
+    net = Plain(copy.deepcopy(resident.net).cpu().eval(), tuple(like), part)
     try:
-        program = torch.export.export(net, example, dynamic_shapes={"parts": tuple({0: batch} for _ in example)})
-        torch.export.save(program, file)
+        program = exported(net, example)
         with torch.no_grad():
             out = net(*example)
     except Exception as error:  # of any kind, depending on the layers
@@ -68,7 +66,7 @@ def export_model(simulation: Simulation, warn: Callable[[str], None], folder: Pa
         warn(f"no model is logged: it cannot be exported: {type(error).__name__}: {first_line[:200]}")
         return {}
     folder.mkdir(exist_ok=True)
-    write_atomically(folder / FILE, file.getvalue())
+    write_atomically(folder / FILE, program)
     shapes = {
         name or "inputs": {"shape": list(tensor.shape[1:]), "dtype": str(tensor.dtype)[6:]} for name, tensor in like.items()
     }
@@ -83,7 +81,21 @@ def export_model(simulation: Simulation, warn: Callable[[str], None], folder: Pa
     }
 
 
-class _Plain(nn.Module):
+def exported(net: Plain, example: tuple[Tensor, ...], files: Mapping[str, str] | None = None) -> bytes:
+    """A net as ``torch.export.save`` writes it, for any number of samples, and texts of any length.
+
+    Args:
+        example: its inputs, of two samples.
+        files: extra files by name.
+    """
+    free, file = torch.export.Dim.AUTO, io.BytesIO()
+    shapes = tuple({0: free} if tensor.is_floating_point() else {0: free, 1: free} for tensor in example)
+    program = torch.export.export(net, example, dynamic_shapes={"parts": shapes})
+    torch.export.save(program, file, extra_files=dict(files or {}))
+    return file.getvalue()
+
+
+class Plain(nn.Module):
     """A net, or its encoder alone, as a function of tensors that returns one tensor."""
 
     def __init__(self, net: Net, names: Sequence[str], part: Part) -> None:

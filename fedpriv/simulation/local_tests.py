@@ -40,6 +40,7 @@ class LocalTests:
         common: features ``(N, d)`` of all test samples, by the modality that a client lacks; empty: clients have different
             encoders.
         on_divergence: called with (client, round) if that training diverged; unless it raises, the client is tested without it.
+        keep_logits: whether predictions keep them.
     """
 
     federation: Federation
@@ -50,6 +51,7 @@ class LocalTests:
     phases: Sequence[Phase]
     common: Mapping[Modality | None, Tensor]
     on_divergence: Callable[[int, int], None]
+    keep_logits: bool = False
 
     def one_by_one(self, clients: Sequence[int]) -> dict[int, Predictions]:
         """Predictions by client, computed one after another."""
@@ -100,6 +102,7 @@ class LocalTests:
                         accuracies[number],
                         None if positive is None else positive[part].numpy(),
                         None if own[number] is None else weights[number].cpu().numpy(),
+                        logits[part].cpu() if self.keep_logits else None,
                     )
         return predictions
 
@@ -109,7 +112,9 @@ class LocalTests:
         data, split = fed.data, fed.config.eval.split
         kept = self._private(client)
         if not self.common:
-            predictions, diverged = fed.client(client, self.store).predict(model, self._received, kept, self.phases)
+            predictions, diverged = fed.client(client, self.store).predict(
+                model, self._received, kept, self.phases, self.keep_logits
+            )
             if diverged:
                 self.on_divergence(client, self.round)
             assert predictions is not None, "it has test samples"
@@ -117,7 +122,7 @@ class LocalTests:
         model.space.pack(fed.method.client_state(self.state.row, kept), model.row)
         index, features = data.indices(split, client), self.common[data.lacking(client)]
         logits = [model.from_features(features[part]).logits for part in torch.split(index, TEST_CHUNK)]
-        return Predictions.of(torch.cat(logits), data.labels(split)[index], data.weights(split, client))
+        return Predictions.of(torch.cat(logits), data.labels(split)[index], data.weights(split, client), self.keep_logits)
 
     def _private(self, client: int) -> Private:
         return self.federation.client(client, self.store).private(self.last.get(client), self.federation.initial)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedpriv import plots
 from fedpriv.defenses.noise import SNR
-from fedpriv.evaluation.chance import at_chance
+from fedpriv.evaluation.chance import at_chance, no_better
 from fedpriv.evaluation.probe_during_run import PROBE
 from fedpriv.evaluation.protocols import PROTOCOLS, mean_per_client, score_summaries
 from fedpriv.files import save_json, save_tensors
@@ -22,7 +22,8 @@ from fedpriv.storage.payloads import PayloadStore
 from fedpriv.storage.records import merged_clients
 
 if TYPE_CHECKING:
-    from fedpriv.evaluation.protocols import Confusion
+    from fedpriv.evaluation.protocols import Confusion, ScoreSummary
+    from fedpriv.scores.catalogue import Score
 
 ConfusionOfRun = Callable[[], "tuple[Confusion, Sequence[str]]"]
 Export = Callable[[Path], dict[str, Any]]
@@ -33,7 +34,7 @@ def write_results(
     notes: Sequence[str] = (),
     confusion: ConfusionOfRun | None = None,
     export: Export | None = None,
-    chance: Callable[[], tuple[float, int]] | None = None,
+    chance: Callable[[], Chance] | None = None,
 ) -> dict[str, Any]:
     """Write the final weights, the plots and the summary into the run's folder, and return the summary.
 
@@ -42,8 +43,8 @@ def write_results(
         confusion: returns the confusion matrix ``(C, C)`` of the server's model on the server's test set, and the classes' names;
             called if the run was scored on that set.
         export: writes the server's final model into a folder, and returns its description.
-        chance: returns the mean accuracy of the best constant answer in the clients' tests, and the number of test samples;
-            called if clients were tested. ``None``: they are not known, as of clients on other machines.
+        chance: returns what a constant answer would score; called if clients were tested. ``None``: it is not known, as of
+            clients on other machines.
     """
     agreement, folder, progress = server.agreement, server.folder, server.progress
     config, records, method = agreement.config, folder.records(), agreement.method
@@ -85,7 +86,7 @@ def write_results(
             "accuracy_per_client": per_client,
             "metric": metric.name,
             "scores": {name: asdict(score) for name, score in scores.items()},
-            **_chance(protocols["last_rounds_client_mean"], chance),
+            **_chance(protocols["last_rounds_client_mean"], scores.get(metric.name), metric, chance),
             **({} if only_answer is None else {"only_answer": only_answer}),
             **_probed(records),
             "averaged_rounds": last,
@@ -119,13 +120,36 @@ def _only_answer(confusion: Confusion, classes: Sequence[str]) -> str | None:
     return classes[int(predicted[0])] if len(predicted) == 1 < len(classes) else None
 
 
-def _chance(accuracy: float | None, chance: Callable[[], tuple[float, int]] | None) -> dict[str, Any]:
-    """``chance``: the mean accuracy of the best constant answer; ``at_chance``: whether the run's accuracy is not significantly
-    better, given the number of test samples."""
+@dataclass(frozen=True)
+class Chance:
+    """What a constant answer would score.
+
+    Attributes:
+        accuracy: the clients' mean accuracy with the best one.
+        samples: the number of their test samples.
+        scores: their mean scores with the most frequent class.
+    """
+
+    accuracy: float
+    samples: int
+    scores: Mapping[str, float]
+
+
+def _chance(
+    accuracy: float | None, ranked: ScoreSummary | None, metric: Score, chance: Callable[[], Chance] | None
+) -> dict[str, Any]:
+    """``chance``: the mean accuracy of the best constant answer; ``constant``: the scores of the most frequent class.
+
+    ``at_chance``: whether the score that the run is ranked by is not significantly better; for accuracy, given the number of test
+    samples, for another one over the clients.
+    """
     if accuracy is None or chance is None:
         return {}
-    constant, samples = chance()
-    return {"chance": constant, "at_chance": at_chance(accuracy, constant, samples)}
+    constant = chance()
+    is_at_chance = at_chance(accuracy, constant.accuracy, constant.samples)
+    if metric is not ACCURACY and ranked is not None and metric.name in constant.scores:
+        is_at_chance = no_better(ranked.per_client, constant.scores[metric.name], metric)
+    return {"chance": constant.accuracy, "constant": dict(constant.scores), "at_chance": is_at_chance}
 
 
 def _last_updates(server: Server, records: Sequence[dict[str, Any]]) -> dict[int, int]:

@@ -18,15 +18,17 @@ import torch
 from fedpriv.config import ExecutorConfig, RunConfig, parse
 from fedpriv.data.user_data.owners import owners_of
 from fedpriv.errors import ClientDiverged, UsageError
-from fedpriv.evaluation.chance import chance
+from fedpriv.evaluation.chance import chance, constant_scores
 from fedpriv.files import Damaged
 from fedpriv.methods.build import changed_options
+from fedpriv.scores.own import OwnScores, check_own
 from fedpriv.server.rounds import Server
 from fedpriv.simulation.executors.build import check_reachable
 from fedpriv.simulation.final_model import export_model
+from fedpriv.simulation.inputs.described import preprocessing_of
 from fedpriv.simulation.profile import Profile
 from fedpriv.simulation.reopening import damaged_partition, hashes, reopened
-from fedpriv.simulation.results import write_results
+from fedpriv.simulation.results import Chance, write_results
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.spans import END, UNTIMED, Spans
@@ -70,6 +72,7 @@ def start(
     warn: Warn,
     profiled: bool = False,
     on_answer: OnAnswer | None = None,
+    own: OwnScores = MappingProxyType({}),
 ) -> Outcome:
     """Start a new run, and run it to its end (or to Ctrl-C).
 
@@ -81,12 +84,14 @@ def start(
         warn: called with warnings of one line.
         profiled: write a profile of the rounds (:mod:`fedpriv.spans`).
         on_answer: called as clients answer.
+        own: scores of the user's own.
 
     Raises:
         UsageError: the config cannot be right; nothing was written.
         FedprivError: the run failed; its folder says ``failed`` and its last checkpoint is whole.
     """
-    return _run_all(start_by_round(config, runs_dir, on_start, warn, profiled, patient=True, on_answer=on_answer), on_round)
+    rounds = start_by_round(config, runs_dir, on_start, warn, profiled, patient=True, on_answer=on_answer, own=own)
+    return _run_all(rounds, on_round)
 
 
 def start_by_round(
@@ -97,6 +102,7 @@ def start_by_round(
     profiled: bool = False,
     patient: bool = False,
     on_answer: OnAnswer | None = None,
+    own: OwnScores = MappingProxyType({}),
 ) -> Rounds[Outcome]:
     """As :func:`start`, as a generator that runs one round at a time.
 
@@ -105,12 +111,13 @@ def start_by_round(
             either way.
     """
     began = time.perf_counter()
+    check_own(own)
     federation = build(config)
     check_tracking(federation.config.tracking)
     check_reachable(federation.config.executor)
     with RunFolder.begin(federation.config, runs_dir) as folder, folder.in_memory():
-        _describe(federation, folder)
-        return (yield from _run(federation, folder, on_start, warn, began if profiled else None, patient, on_answer))
+        _describe(federation, folder, own)
+        return (yield from _run(federation, folder, on_start, warn, began if profiled else None, patient, on_answer, own))
 
 
 def resume(
@@ -121,6 +128,7 @@ def resume(
     profiled: bool = False,
     executor: Mapping[str, Any] = MappingProxyType({}),
     on_answer: OnAnswer | None = None,
+    own: OwnScores = MappingProxyType({}),
 ) -> Outcome:
     """Resume a killed or interrupted run from its last complete checkpoint; bit for bit as if it had not been interrupted.
 
@@ -128,12 +136,13 @@ def resume(
         profiled: as for :func:`start`; the profile covers the rounds that are run now.
         executor: ``workers``, ``ray_address`` and ``ray_workers``, on which no number depends; without ``workers``, as in the
             config.
-        on_answer: as for :func:`start`.
+        on_answer, own: as for :func:`start`.
 
     Raises:
         UsageError: there is no run, another process is running it, or its config or its data were changed.
     """
     began = time.perf_counter()
+    check_own(own)
     folder = RunFolder.open(path)
     summary = folder.summary()
     if summary is not None and folder.facts.get("status") == "finished" and damaged_partition(folder) is None:
@@ -151,19 +160,24 @@ def resume(
             if (damage := damaged_partition(folder)) is not None:
                 warn(f"{damage}; it is written again")
                 _save_partition(federation, folder)
+            _save_preprocessing(federation, folder)  # which may be damaged, too
         else:  # killed while the folder was being made
             federation = build(config)
-            _describe(federation, folder)
+            _describe(federation, folder, own)
+        if lost := sorted(set(folder.facts.get("own_scores", ())) - own.keys()):
+            warn(f"{', '.join(lost)} is not measured any more: fedpriv.resume(..., metrics=...) takes the functions again")
         since = began if profiled else None
-        return _run_all(_run(federation, folder, on_start, warn, since, True, on_answer), on_round)
+        return _run_all(_run(federation, folder, on_start, warn, since, True, on_answer, own), on_round)
 
 
-def _describe(federation: Federation, folder: RunFolder) -> None:
-    """Write the partition, and the facts that are known before the first round."""
+def _describe(federation: Federation, folder: RunFolder, own: OwnScores) -> None:
+    """Write the partition, the preprocessing, and the facts that are known before the first round."""
     _save_partition(federation, folder)
+    _save_preprocessing(federation, folder)
     with folder.writing("the beginning of the run"):
         owners = owners_of(federation.config.data, federation.dataset.owners)
         names = {} if owners is None else {"client_names": list(owners.names)}
+        names |= {"own_scores": list(own)} if own else {}
         notes, executor = list(federation.prepared.notes), str(federation.choice)
         note_beginning(folder, federation.config, hashes(federation), notes=notes, executor=executor, **names)
 
@@ -185,6 +199,12 @@ def _save_partition(federation: Federation, folder: RunFolder) -> None:
         federation.data.partition.save(folder.partition_file)
 
 
+def _save_preprocessing(federation: Federation, folder: RunFolder) -> None:
+    with folder.writing("the preprocessing"):
+        preprocessing = preprocessing_of(federation.config, federation.dataset, federation.prepared.encoder)
+        preprocessing.save(folder.preprocessing_file)
+
+
 def _has_begun(folder: RunFolder) -> bool:
     """Whether there is a checkpoint; raises ``Damaged`` if the records show that it was lost, as a run must not start over."""
     begun = any(folder.checkpoints.glob("round-*.json"))
@@ -204,11 +224,12 @@ def _run(
     profiled_since: float | None,
     patient: bool,
     on_answer: OnAnswer | None,
+    own: OwnScores,
 ) -> Rounds[Outcome]:
     for note in federation.prepared.notes:
         warn(note)
     profile = UNTIMED if profiled_since is None else _profile(federation, profiled_since)
-    simulation = Simulation(federation, folder, warn, profile)
+    simulation = Simulation(federation, folder, warn, profile, own)
     simulation.on_answer = on_answer
 
     def results() -> dict[str, Any]:
@@ -312,9 +333,10 @@ def _confusion(simulation: Simulation) -> tuple[Confusion, Sequence[str]]:
     return simulation.scorer.confusion(simulation.state), simulation.federation.dataset.classes
 
 
-def _chance(federation: Federation) -> tuple[float, int]:
-    """Mean accuracy of the best constant answer in the clients' tests, and the number of samples in them."""
-    return chance(federation.data, federation.method, federation.config, len(federation.dataset.classes))
+def _chance(federation: Federation) -> Chance:
+    """What a constant answer scores in the clients' tests."""
+    tests = federation.data, federation.method, federation.config, len(federation.dataset.classes)
+    return Chance(*chance(*tests), constant_scores(*tests))
 
 
 def _profile(federation: Federation, began: float) -> Profile:

@@ -53,7 +53,8 @@ def settle(
         server = agreement.method.start(agreement.initial.clone())
         check(config, agreement.method, server, net, transforms, shares)
         _ = agreement.canaries  # raises if there are too many
-        privacy = with_noise(config.privacy, plans(agreement, sizes, shares, range(1, config.train.rounds + 1)))
+        planned = plans(agreement, sizes, shares, range(1, config.train.rounds + 1))
+        privacy = with_noise(config.privacy, planned, agreement.spent_before)
         agreement.config = config.model_copy(update={"privacy": privacy})
         if privacy.level == "client":
             agreement.transforms = _clipped(transforms, privacy.clip)

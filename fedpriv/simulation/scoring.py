@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +19,7 @@ from fedpriv.methods.base import Phase, ServerState, phase
 from fedpriv.models.net import AFTER_ENCODER
 from fedpriv.samples import Modality, without
 from fedpriv.scores.computing import scored
+from fedpriv.scores.own import OwnScores, own_scored
 from fedpriv.scores.predictions import Predictions, pooled
 from fedpriv.server.clients import Evaluation
 from fedpriv.simulation.local_tests import LocalTests
@@ -43,10 +45,17 @@ class AllClientsScorer:
         store: the clients' private states.
         on_divergence: called with (client, round) if a client's adaptation diverged. It may raise to stop the run; otherwise the
             client is tested without the adaptation.
+        own: scores of the user's own.
     """
 
-    def __init__(self, federation: Federation, store: ClientStore, on_divergence: Callable[[int, int], None]) -> None:
-        self.federation, self.store, self.on_divergence = federation, store, on_divergence
+    def __init__(
+        self,
+        federation: Federation,
+        store: ClientStore,
+        on_divergence: Callable[[int, int], None],
+        own: OwnScores = MappingProxyType({}),
+    ) -> None:
+        self.federation, self.store, self.on_divergence, self.own = federation, store, on_divergence, own
         probes = federation.config.eval.probe != "none"
         self.prober = Prober(federation.resident, federation.dataset, federation.config) if probes else None
         self.resident, self.data, self.method = federation.resident, federation.data, federation.method
@@ -83,10 +92,10 @@ class AllClientsScorer:
             self.resident.row.copy_(server.row)
             if self.split == "test":
                 logits, labels = self._global("server")
-                common[None] = Predictions.of(logits, labels)
+                common[None] = Predictions.of(logits, labels, keep=bool(self.own))
                 self._confusion = confusion_of(common[None].labels, common[None].predicted, self._classes)
                 metrics["test_loss"] = float(F.cross_entropy(logits, labels))
-                metrics |= {f"global_{name}": value for name, value in scored([common[None]], self._classes)[0].items()}
+                metrics |= {f"global_{name}": value for name, value in self._scores([common[None]])[0].items()}
                 metrics |= global_summary(self._confusion)
                 for missing, name in ALONE.items() if self.data.are_pairs else ():
                     common[missing] = self._predict("server", missing)
@@ -118,13 +127,17 @@ class AllClientsScorer:
         """The scores of the clients' predictions: their summaries with those of all predictions together, and each client's."""
         clients = [predictions[client] for client in self._tested]
         scores: list[Scores | None] = [None] * len(self.sizes)
-        for client, values in zip(self._tested, scored(clients, self._classes), strict=True):
+        for client, values in zip(self._tested, self._scores(clients), strict=True):
             scores[client] = values
         summaries, per_client = by_client(scores, self._weights)
         if clients:
             together = pooled(clients, [self._weights[client] for client in self._tested])
-            summaries |= {f"{name}_pooled": value for name, value in scored([together], self._classes)[0].items()}
+            summaries |= {f"{name}_pooled": value for name, value in self._scores([together])[0].items()}
         return summaries, per_client
+
+    def _scores(self, clients: Sequence[Predictions]) -> list[Scores]:
+        both = zip(scored(clients, self._classes), own_scored(self.own, clients), strict=True)
+        return [{**scores, **own} for scores, own in both]
 
     def confusion(self, server: ServerState) -> Confusion:
         """Confusion matrix ``(C, C)`` of the server's model on the server's test set, a row per true class.
@@ -146,7 +159,8 @@ class AllClientsScorer:
             for lacking in self._lacking:
                 chunks = (without(chunk, lacking) for chunk in self.data.chunks(self.split, CHUNK))
                 common[lacking] = torch.cat([self.resident.features(chunk) for chunk in chunks])
-        tests = LocalTests(self.federation, self.store, server, last, round, phases, common, self.on_divergence)
+        state = self.federation, self.store, server, last, round
+        tests = LocalTests(*state, phases, common, self.on_divergence, bool(self.own))
         choice = self.federation.choice
         if choice is None or choice.together is None:
             return tests.one_by_one(self._tested)
@@ -181,7 +195,7 @@ class AllClientsScorer:
 
     def _predict(self, pool: Whole, lacking: Modality | None = None) -> Predictions:
         """The predictions of the resident model on all samples of a pool, without a modality."""
-        return Predictions.of(*self._global(pool, lacking))
+        return Predictions.of(*self._global(pool, lacking), keep=bool(self.own))
 
     def _global(self, pool: Whole, lacking: Modality | None = None) -> tuple[Tensor, Tensor]:
         """Logits ``(N, C)`` of the resident model on all samples of a pool, without a modality, and their labels ``(N,)``."""

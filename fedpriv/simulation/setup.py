@@ -154,6 +154,8 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
     declared = Declared(
         classes, places.nonempty, sum(sizes) / len(sizes), max(sizes), lacking_modalities(config), tuple(counts.tolist())
     )
+    if loaded.statistics is not None:
+        declared = replace(declared, statistics_noise=loaded.statistics.noise)
     agreement, net = settle(config, prepared.build, declared, places.sizes, places.partition, loaded.device, begun)
     resident = Resident(net, agreement.space, loaded.device)
     if uses_labels := agreement.method.objective.labels:
@@ -240,8 +242,8 @@ def load(config: RunConfig, partitioning: Partitioning | None = None) -> Loaded:
     """
     parts = read(config, partitioning)
     dataset, statistics = measured(parts.dataset, parts.partition, parts.config)
-    if statistics is not None:
-        notes = (*dataset.notes, note_on_statistics(parts.dataset, parts.config))
+    if statistics is not None and not find_method(parts.config.method.name).pools:  # where nothing is sent
+        notes = (*dataset.notes, note_on_statistics(statistics, parts.config))
         dataset = replace(dataset, notes=notes)
     return prepared_inputs(replace(parts, dataset=dataset), statistics)
 

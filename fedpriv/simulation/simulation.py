@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 from fedpriv.client.store import ClientStore
 from fedpriv.methods.base import Private
+from fedpriv.scores.own import OwnScores
 from fedpriv.server.clients import Clients
 from fedpriv.server.next_state import Outcome
 from fedpriv.server.rounds import Server, on_divergence
@@ -26,15 +28,23 @@ class Simulation(Server):
     Args:
         warn: called with warnings of one line.
         profile: times the categories of work.
+        own: scores of the user's own.
     """
 
-    def __init__(self, federation: Federation, folder: RunFolder, warn: Callable[[str], None], profile: Spans = UNTIMED) -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        folder: RunFolder,
+        warn: Callable[[str], None],
+        profile: Spans = UNTIMED,
+        own: OwnScores = MappingProxyType({}),
+    ) -> None:
         self.federation, self.store = federation, ClientStore(folder.clients)
         if federation.augment is not None:
             federation.augment = profile.timed("data", federation.augment)
         self.executor = build_executor(federation, self.store, warn)
         self.executor.profile = profile
-        scorer = AllClientsScorer(federation, self.store, partial(on_divergence, federation.config, warn))
+        scorer = AllClientsScorer(federation, self.store, partial(on_divergence, federation.config, warn), own)
         holders = federation.places.partition.holders() if federation.config.privacy.level == "sample" else None
         clients: Clients = self.executor
         if federation.config.wire.secure_aggregation:

@@ -21,16 +21,18 @@ from fedpriv.storage.run_lock import RunLock
 class RunFolder:
     """The files of one run. Every file that is read again has a checksum, or is compared with one.
 
-    From the start: ``config.yaml``, ``run.json`` (facts and status), ``partition.safetensors``, ``metrics.jsonl`` (a record for
-    each round), ``checkpoints/`` (of the server), ``clients/`` (the clients' private states, which a real server does not have)
-    and ``payloads/`` (what crossed the wire, as far as ``wire.keep_payloads`` says). At the end: ``summary.json``, ``weights/``,
-    ``plots/``, and, if the run has them, ``confusion.json``, ``canaries.safetensors``, ``profile/`` and ``probe/``.
+    From the start: ``config.yaml``, ``run.json`` (facts and status), ``partition.safetensors``, ``preprocessing.json`` (how
+    samples become the net's inputs), ``metrics.jsonl`` (a record for each round), ``checkpoints/`` (of the server),
+    ``clients/`` (the clients' private states, which a real server does not have) and ``payloads/`` (what crossed the wire, as
+    far as ``wire.keep_payloads`` says). At the end: ``summary.json``, ``weights/``, ``plots/``, and, if the run has them,
+    ``confusion.json``, ``canaries.safetensors``, ``profile/`` and ``probe/``.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config_file = path / "config.yaml"
         self.partition_file = path / "partition.safetensors"
+        self.preprocessing_file = path / "preprocessing.json"
         self.checkpoints = path / "checkpoints"
         self.clients = path / "clients"
         self.payloads = path / "payloads"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpriv.config import RunConfig
 from fedpriv.evaluation.protocols import best, worst_tenth
-from fedpriv.scores.catalogue import ACCURACY, SCORES
+from fedpriv.scores.catalogue import SCORES
 from fedpriv.storage.records import Record
 from fedpriv.tracking.folder import flatten
 
@@ -124,7 +124,8 @@ def _section(key: str) -> str:
 
 
 def _add_spread(values: dict[str, float], name: str, per_client: list[float | None]) -> None:
-    score = SCORES.get(name, ACCURACY)
+    if (score := SCORES.get(name)) is None:
+        return
     for statistic, value in (("worst_tenth", worst_tenth(per_client, score)), ("best", best(per_client, score))):
         if value is not None:
             values.setdefault(f"{name}_{statistic}", value)

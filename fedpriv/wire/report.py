@@ -32,7 +32,7 @@ class Report:
 
     Attributes:
         num_examples: training samples (of a test: test samples).
-        loss: mean training loss of the last local epoch, in nats; ``None``: it took no step.
+        loss: mean training loss of the last local epoch, in nats; ``None``: the client took no step.
         scores: of a test, by name.
         keeps: whether it keeps a private state of this local update.
         diverged: its loss or its weights are not finite, so there is no upload.
@@ -108,7 +108,7 @@ class Answer:
     """A client's answer to an instruction of the server.
 
     Attributes:
-        upload: ``None``: there is none, as it diverged, took no step, or the method does not communicate.
+        upload: ``None``: there is none, as the client diverged or took no step, or the method does not communicate.
         report: its :class:`Report`, sealed.
     """
 

@@ -24,7 +24,7 @@ Simulate = Callable[..., Simulation]
 SHORT = {"train.rounds": 2, "data.clients": 5, "train.participation": 0.8, "data.limit": 300}
 SINGLE = {"simprox", "simagg", "l-dawa", "fedatt", "feddual", "fedsiam-da"}
 """Methods that look at single uploads."""
-SILENT = {"local"}
+SILENT = {"local", "pooled"}
 
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in sorted(methods().keys() - SINGLE - SILENT)] + [
     ("fedavg", {"aggregation.name": "mean", "aggregation.weights": "uniform"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from scipy import stats
 import fedpriv
 from fedpriv.api.gains import FinishedRun, gains_of
 from fedpriv.cli import main
+from fedpriv.evaluation.protocols import ScoreSummary
 from tests.tracking.fake_runs import make_run
 
 
@@ -61,7 +63,11 @@ def test_it_says_in_what_the_runs_also_differ() -> None:
 def folder(path: Path, method: str, accuracies: list[float], seed: int = 0, **facts: Any) -> Path:
     run = make_run(path, f"{method}-{seed}", method=method, seed=seed, clients=len(accuracies))
     summary = json.loads((run / "summary.json").read_text())
-    summary |= {"accuracy": sum(accuracies) / len(accuracies), "accuracy_per_client": accuracies}
+    mean, zeros = sum(accuracies) / len(accuracies), dict.fromkeys(field.name for field in fields(ScoreSummary))
+    brier = [1 - accuracy for accuracy in accuracies]
+    scores = {"accuracy": {"mean": mean, "per_client": accuracies}, "brier": {"mean": 1 - mean, "per_client": brier}}
+    summary |= {"accuracy": mean, "accuracy_per_client": accuracies, "averaged_rounds": 1}
+    summary["scores"] = {name: zeros | values for name, values in scores.items()}
     (run / "summary.json").write_text(json.dumps(summary))
     (run / "run.json").write_text(json.dumps(json.loads((run / "run.json").read_text()) | facts))
     return run
@@ -84,6 +90,19 @@ def test_the_table_and_the_command_have_the_same_numbers(tmp_path: Path) -> None
     assert "fedavg over local: +15.0 points" in shown.stderr and "fedavg against pooled: -20.0 points" in shown.stderr
     printed = json.loads(shown.stdout.splitlines()[-1])["gains"]
     assert [gain["difference"] for gain in printed] == list(fedpriv.gains(runs).difference)
+
+
+def test_runs_are_compared_by_the_score_that_they_are_ranked_by(tmp_path: Path) -> None:
+    runs = [folder(tmp_path, method, values) for method, values in (("fedavg", [0.7, 0.9]), ("local", [0.5, 0.9]))]
+    runs.append(folder(tmp_path / "other", "local", [0.6, 0.9]))
+    for run in runs:
+        config = yaml.safe_load((run / "config.yaml").read_text()) | {"eval": {"metric": "brier"}}
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+    gains = fedpriv.gains(runs[:2])
+    assert list(gains.score) == ["brier"] and gains.difference[0] == pytest.approx(-0.1)
+    assert fedpriv.compare(runs).over_local["fedavg-0"] == pytest.approx(-0.05), "of an error, the best is the least"
+    shown = CliRunner().invoke(main, ["compare", *map(str, runs[:2]), "--output", str(tmp_path / "out.png")])
+    assert "fedavg over local: -0.100 Brier score (95 %: " in shown.stdout
 
 
 def warnings_of(tmp_path: Path, *runs: Path) -> str:

@@ -75,7 +75,7 @@ def test_that_it_finds_no_token_is_no_evidence_where_the_message_is_unlike_its_c
     schedule = Schedule(lr=0.1, steps=3)
     seen = replace(answered(1)[0], kind="change", schedule=schedule, control_differences=("the client trained with dropout",))
     made = target(seen).run(Attacker(TokenImprint(tolerance=tolerance)))
-    said = "the client trained with dropout; it reads the change as one step of SGD, and behind the message are 3"
+    said = "the client trained with dropout; it reads the change as one step of SGD, but the client took 3 steps"
     assert [one.text for one in made.reasons] == ([] if tolerance else said.split("; "))
 
 

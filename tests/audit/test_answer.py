@@ -263,7 +263,7 @@ def test_untried_membership_attack_on_class_centres_is_listed() -> None:
 
 
 def test_inference_that_was_not_tried_is_no_failure() -> None:
-    assert "inference of classes" in answer(harmless()).sentence
+    assert "Inference of classes" in answer(harmless()).sentence
     run, text = harmless(shadow_labels=None), "inference of classes by shadow clients (none were simulated)"
     assert "classes" not in answer(run).sentence
     assert text in answer(run).not_tried
@@ -389,7 +389,8 @@ def test_canaries_above_the_ledger_come_first() -> None:
     assert (answered.words, answered.sentence) == (
         "Claimed epsilon contradicted",
         "By one run the canaries show an epsilon of at least 6, above the 2 of the privacy accountant: noise or clipping is not "
-        "what it assumes. Even if both are right, one of the four bounds exceeds a tight epsilon in up to 20 % of runs.",
+        "what the accountant assumes. By chance alone, at least one of the four bounds exceeds even a correct, tight epsilon in "
+        "up to 20 % of runs.",
     )
     assert verdict(run)[-2:] == [
         "Lower bounds of epsilon from 1,000 canaries, 500 of them used, at delta 1e-05 and 95 % confidence: one run 6, assuming "
@@ -585,17 +586,17 @@ def test_too_few_clients_for_simulated_ones_are_said() -> None:
     assert answered.sentence.endswith("each conclusive one passed its positive control.")
     assert any(clause.startswith("inference of classes by shadow clients (with so few clients") for clause in answered.not_tried)
     enough = answer(harmless(shadow_labels=shadows(3, 0, 0.1, 1.0)))
-    assert "Nor did the inference of classes, which has no control." in enough.sentence
+    assert "Inference of classes did not succeed either; it has no control." in enough.sentence
 
 
 def test_shadows_with_fewer_classes_are_no_evidence() -> None:
     """Of clients with five of ten classes they named none; those with as many classes named nine of ten."""
     answered = answer(harmless(shadow_labels=shadows(10, 0, 0.1, 1.0, wider=10)))
-    assert "inference of classes" not in answered.sentence
+    assert "Inference of classes" not in answered.sentence
     text = "inference of classes by shadow clients (most clients hold more classes than the shadow clients)"
     assert text in answered.not_tried
     answered = answer(harmless(shadow_labels=shadows(10, 0, 0.1, 1.0, wider=4)))
-    assert "Nor did the inference of classes" in answered.sentence and text not in answered.not_tried
+    assert "Inference of classes did not succeed either" in answered.sentence and text not in answered.not_tried
 
 
 def test_single_samples_that_were_not_measured_are_not_known() -> None:

@@ -27,13 +27,12 @@ from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.statistics import ASIDE, BUFFERS, CONSTANTS, MEANINGS, RUNNING, kind_of, kinds_of_model
 from fedpriv.audit.results import MeanColour, Sender
 from fedpriv.audit.sentences import verdict
-from fedpriv.methods import methods
 from fedpriv.models.net import Net
 from fedpriv.models.registry import assemble, list_models
 from fedpriv.parameters import ParameterSpace
 from fedpriv.wire.coding import base_name, is_model
 from tests.audit.sample_findings import findings, pictures
-from tests.marks import FEW, slow_but
+from tests.marks import FEW, federated, slow_but
 from tests.simulation.small import play
 
 NORMED: dict[str, Any] = {
@@ -205,7 +204,7 @@ def test_all_that_a_net_can_send(spec: Any) -> None:
     named_or_attacked(net, names, set(cut(net, names).names))
 
 
-@pytest.mark.parametrize("method", slow_but(FEW, [name for name in methods() if name != "local"]))
+@pytest.mark.parametrize("method", slow_but(FEW, [name for name in federated() if name != "local"]))
 def test_all_that_a_method_sends(tmp_path: Path, method: str) -> None:
     """Parameters are in the gradient that attacks read, running statistics beside it, and the rest is named."""
     found = evidence(tmp_path / "run", method, **{"model.name": "mlp", "model.projection": 16, "model.projector": "simclr"})

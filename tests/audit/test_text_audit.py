@@ -198,7 +198,7 @@ def test_many_steps_are_not_the_one_that_attacks_on_sentences_match(runs: Runs) 
 
     (why,) = attempt(1).reasons
     assert why.text.startswith("its search did not converge: it left "), "with so few steps"
-    said = "it reads the change as one step of SGD, and behind the message are 7"
+    said = "it reads the change as one step of SGD, but the client took 7 steps"
     assert attempt(7).reasons == (Reason("differs from controls", said),)
 
 
@@ -251,7 +251,7 @@ def test_the_initial_head_is_that_of_a_client_which_has_not_trained_it(runs: Run
         assert target.trained_apart == (method == "fedrep" or (method == "fedper" and not first_update))
     (seen,) = target.observe(ThreatModel(top="initial"))
     said = _differences(Attacker(text_attack("tag")(), ThreatModel(top="initial")), target, seen)
-    why = "it matches through the initial weights of layers that the client has trained since and not sent"
+    why = "it uses the initial weights of unsent layers, which the client has trained since"
     assert (why in said) == (method != "fedavg")
 
 

@@ -45,7 +45,7 @@ def on_members(*attacks: MembershipOutcome, **changes: Any) -> list[str]:
 def test_nothing_found_is_about_the_attacks_and_their_budgets() -> None:
     text = said_of(image("dlg", n=50), image("analytic", n=50))
     assert "None of the 50" in text and "dlg, analytic within their budgets" in text and "up to 8%" in text
-    assert "each recovered its control" in text
+    assert "each attack passed its positive control" in text
 
 
 def test_failures_without_a_positive_control_are_no_evidence() -> None:

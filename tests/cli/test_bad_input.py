@@ -102,7 +102,7 @@ VALUES = [
     case("--set model.projection=0", "model.projection"),
     case("--set data.image_size=100000", "data.image_size", "less than or equal to 4096"),
     case("--set model.head_on=features --set model.projection=none", "head_on features: without a projector"),
-    case("--set model.head_on=features", "model.head_on: mpfedcon's head classifies the projections"),
+    case("--set model.head_on=features", "model.head_on: mpfedcon needs its head on the projections"),
     case("--set train.on_nan=ignore", "train.on_nan", "'stop' or 'drop'"),
     case("--set train.rounds=abc", "train.rounds", "'abc'", "integer"),
     case("--set train.rounds=2.5", "train.rounds", "integer"),

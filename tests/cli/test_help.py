@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 from click.testing import CliRunner
 
+import fedpriv
 from fedpriv import __main__
+from fedpriv.audit.run_audit import AuditOptions
 from fedpriv.cli import main
 
 HEAVY = {"torch", "torchvision", "numpy", "mlflow", "datasets", "sklearn", "matplotlib", "pyarrow", "pydantic", "yaml", "rich"}
@@ -49,6 +53,18 @@ def test_every_command_says_what_it_does_with_an_example(command: str) -> None:
     result = CliRunner().invoke(main, [command, "--help"])
     assert result.exit_code == 0
     assert "Example: fedpriv" in result.output or command in ("data", "experiment")
+
+
+def test_the_extent_of_an_audit_has_the_same_defaults_everywhere() -> None:
+    """Commands cannot read them from the class, as their help must load nothing heavy."""
+    defaults = asdict(AuditOptions())
+    for command in ("audit", "frontier"):
+        shown = {option.name: option.default for option in main.commands[command].params if option.name in defaults}
+        assert {"messages", "label_shadows", "membership_shadows", "singles"} <= shown.keys()
+        shown.pop("budget", None)  # none: no default is given
+        assert shown == {name: defaults[name] for name in shown}
+    for name, parameter in inspect.signature(fedpriv.audit).parameters.items():
+        assert name not in defaults or parameter.default == defaults[name]
 
 
 def test_the_whole_s_help_names_every_command() -> None:

@@ -224,7 +224,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options += ["--rounds", "3", "--lr", "0.1", "--tracking-uri", "none", "--run-dir", str(folder / "run")]
     result = CliRunner().invoke(main, ["train", *options])
     assert result.exit_code == 0, result.output
-    assert "each client sends statistics of its training samples" in result.output
+    assert "each client sends statistics of its training rows" in result.output
     return folder / "run"
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,8 +81,12 @@ class Deployment:
 
 
 @contextmanager
-def deployed(folder: Path, clients: int) -> Iterator[Deployment]:
-    """A deployment in a new folder, on 127.0.0.1, beside a proxy at which nothing listens."""
+def deployed(folder: Path, clients: int, own: Sequence[str] = ()) -> Iterator[Deployment]:
+    """A deployment in a new folder, on 127.0.0.1, beside a proxy at which nothing listens.
+
+    Args:
+        own: the ``data`` of each client's file, with data of its own; none: each takes its share of the run's data.
+    """
     from fedpriv.deploy.flower.demo import running_deployment
     from fedpriv.deploy.flower.machines import free_port
     from fedpriv.deploy.flower.paths import make
@@ -90,7 +95,10 @@ def deployed(folder: Path, clients: int) -> Iterator[Deployment]:
     paths = make(folder, clients, "127.0.0.1", port, inner_port=port)
     for number in range(clients):
         file = paths.client_file(number)
-        file.write_text(file.read_text().replace("  share: own", "  share: partition").replace("poll: 1", "poll: 0.2"))
+        text = file.read_text().replace("poll: 1", "poll: 0.2")
+        if own:
+            text = re.sub(r"(?m)^data:\n(?:  .*\n)+", f"data: {own[number]}\n", text)
+        file.write_text(text.replace("  share: own", "  share: partition"))
     with pytest.MonkeyPatch.context() as patch:
         for name in ("http_proxy", "https_proxy", "all_proxy"):
             patch.setenv(name, "http://127.0.0.1:9")

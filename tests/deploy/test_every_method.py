@@ -12,12 +12,11 @@ import pytest
 from fedpriv.deploy.client_node import ClientNode
 from fedpriv.deploy.source import Source
 from fedpriv.errors import UsageError
-from fedpriv.methods import methods
 from fedpriv.storage.run_folder import RunFolder
 from tests.data.image_files import pixels, write_folder
 from tests.deploy.apart import ALL_KEPT, agree, at_the_clients, play_apart
 from tests.deploy.loopback import Loopback
-from tests.marks import FEW, slow_but
+from tests.marks import FEW, federated, slow_but
 from tests.simulation.small import play
 from tests.simulation.texts_and_pairs import narrow_fusion, pairs, pairs_folder, texts, write_texts
 
@@ -32,7 +31,7 @@ TINY = {
 }
 
 
-@pytest.mark.parametrize("method", slow_but(FEW, sorted(methods())))
+@pytest.mark.parametrize("method", slow_but(FEW, federated()))
 def test_every_method_equals_its_simulation(tmp_path: Path, reference: Callable[..., Path], method: str) -> None:
     agree(play_apart(tmp_path / "apart", method, **TINY), reference(method, **TINY))
 

@@ -11,9 +11,9 @@ import pytest
 
 from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.errors import UsageError
-from fedpriv.methods import methods
 from fedpriv.server.sampling import read_schedule
 from fedpriv.simulation.simulation import Simulation
+from tests.marks import federated
 from tests.simulation.small import QUICK, computed, play
 
 Simulate = Callable[..., Simulation]
@@ -89,7 +89,7 @@ def test_methods_of_equal_config_train_the_same_clients_on_the_same_batches(
     settings = {"data.limit": 60, "model.name": "mlp2", "train.rounds": 2, "eval.every": 9, "eval.last": 1}
     settings |= {"train.selection": "uniform"}  # some papers' methods suggest another
     chosen = {}
-    for method in sorted(methods()):
+    for method in federated():
         simulate(method, **settings, **QUICK.get(method, {}))
         chosen[method] = dict(orders)
         orders.clear()

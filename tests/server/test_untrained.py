@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from fedpriv.errors import UsageError
-from fedpriv.methods import methods
 from fedpriv.server.arrivals import Arrivals
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.storage.payloads import PayloadStore
 from fedpriv.wire import Payload, seal
 from fedpriv.wire.message import Refused
 from fedpriv.wire.report import Answer, Report
-from tests.marks import slow_but
+from tests.marks import federated, slow_but
 
 Simulate = Callable[..., Simulation]
 UNEVEN: dict[str, Any] = {
@@ -54,7 +53,7 @@ def shared(simulation: Simulation) -> torch.Tensor:
     return torch.cat([space.view(simulation.state.row, name).flatten() for name in simulation.agreement.method.shared_names])
 
 
-@pytest.mark.parametrize("method", slow_but(["fedavg", "mpfedcon"], sorted(set(methods()) - {"local"})))
+@pytest.mark.parametrize("method", slow_but(["fedavg", "mpfedcon"], sorted(set(federated()) - {"local"})))
 def test_a_round_merges_those_that_trained_as_if_the_others_had_not_taken_part(
     method: str, simulate: Simulate, tmp_path: Path
 ) -> None:

@@ -16,11 +16,11 @@ from fedpriv.methods import methods
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.storage.run_folder import RunFolder
-from tests.marks import FEW, quick_first, slow_but
+from tests.marks import FEW, federated, quick_first, slow_but
 from tests.simulation.small import QUICK, SMALL
 from tests.simulation.trial import everything, in_float64
 
-METHODS = slow_but(FEW, sorted(methods()))
+METHODS = slow_but(FEW, federated())
 RAGGED = {
     **SMALL,
     "data.limit": 120,

@@ -234,7 +234,7 @@ class _Rows:
     Attributes:
         ratios: ``(m, in)``, 0 where an entry was not sent.
         neurons, strength: ``(m,)``, see :func:`quotients`.
-        sent: ``(m, in)``, 1 where an entry was sent, else 0; ``None``: all were.
+        sent: ``(m, in)``, 1 where an entry was sent, else 0; ``None``: all entries were sent.
         entry_error: ``(m,)``, standard deviation of an entry's error due to the weight gradient.
         factor_error: ``(m,)``, relative standard deviation of the whole row's error due to the bias gradient.
     """

@@ -23,7 +23,7 @@ class SharedLinear:
 
     Attributes:
         weight, bias: ``(out, in)`` and ``(out,)`` as sent (gradient or change); bias ``None`` if absent or masked.
-        kept: ``(out, in)``, 1 where an entry of the weight was sent, else 0; ``None``: all were.
+        kept: ``(out, in)``, 1 where an entry of the weight was sent, else 0; ``None``: all entries were sent.
         error: standard deviation of the error of an entry of the bias (noise, rounding).
     """
 

@@ -29,7 +29,7 @@ from fedpriv.attacks.core.reconstruction import mounting
 from fedpriv.attacks.gradients.per_sample import LabelledSamples
 from fedpriv.attacks.inference.class_centers import trace
 from fedpriv.attacks.inference.gradient_regression import gradient_regression
-from fedpriv.attacks.inference.membership import Array, Mask, Use, confidence, fedmia, random_halves, in_every_use
+from fedpriv.attacks.inference.membership import Array, Mask, Use, confidence, fedmia, in_every_use, random_halves
 from fedpriv.attacks.inference.row_distance import RowDistance
 from fedpriv.attacks.inference.running_statistics import shares_of_batches
 from fedpriv.attacks.lab.control import Control

@@ -12,7 +12,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from fedpriv.attacks.core.columns import CategoryColumn, NumberColumn, RowEncoding
+from fedpriv.attacks.core.columns import CategoryColumn, RowEncoding
 from fedpriv.attacks.scoring.scores import Rate, wilson
 
 TOLERANCE = 0.319

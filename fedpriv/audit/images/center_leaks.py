@@ -37,8 +37,9 @@ def inverted_centers(record: RunRecord, round: int, client: int) -> tuple[Center
     """The most likely images whose embeddings are the client's class centres, compared with its images.
 
     The body is that which the client uploaded; the projector has the weights of round 0's broadcast, as the client's own was
-    never sent. What images look like is taken from public ones. The attack is run twice: assuming that this net is the
-    client's, and assuming that it differs from it as much as sent and public centres do. The better result is returned.
+    never sent. What images look like is taken from public ones. The attack is run twice: assuming that this net is the client's,
+    and assuming that it differs from the client's by the distance between the centres that were sent and those of public images.
+    The better result is returned.
 
     Returns:
         the figures, and the images by name; ``None`` where no centres were sent, or the attack cannot be mounted.

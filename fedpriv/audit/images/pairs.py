@@ -91,7 +91,7 @@ def of_images(record: Record, message: Message, seen: Observation) -> Observatio
 
 
 def knows_texts(seen: Observation) -> bool:
-    """Whether only the images that go into the net of :func:`of_images` are unknown; always true for runs on images."""
+    """Whether the text's features are known, so that only the images are not; always true for runs on images."""
     return _UNKNOWN not in seen.net.state_dict()
 
 

@@ -45,8 +45,8 @@ class Doubts:
         doubt: why attacks that simulate the clients' steps are inconclusive on these messages; ``None``: the steps explain them.
         doubt_of_one_step: why attacks that read a change as the gradient of one step are inconclusive; ``None``: one step
             explains the messages.
-        doubts_all: if the steps do not explain the messages, whether all other attacks are inconclusive, too. They are where
-            steps are only declared: such a message may be of other samples.
+        doubts_all: whether messages that the steps do not explain make all attacks inconclusive. True where the steps are only
+            the caller's claim: such a message may be of other samples.
         on_same_net: the control of an attacker on the attacked net, at the weights of the messages
             (:mod:`fedpriv.attacks.lab.same_net`); ``None``: the net is that of the controls.
     """
@@ -61,8 +61,8 @@ class Doubts:
         messages of this net.
 
         Closed forms need the control on the same net, too: below a last layer that is still zero, as in many new nets, no
-        gradient shows anything, and later ones may show all. A malicious server does not: it targets one class, which the
-        control's samples may not have.
+        gradient shows anything, and messages of later rounds may show everything. Attacks of a malicious server do not need this
+        control: they target one class, which the control's samples may not have.
         """
         attack = attempt.attacker.attack
         if attempt.reconstruction is None:

@@ -125,11 +125,10 @@ def guesses(baselines: Mapping[str, Mapping[str, int]], figures: ImageFigures) -
 
 
 def beside_guesses(target: ImageTarget, figures: ImageFigures) -> tuple[int, Recovery | None]:
-    """What stands beside the images that an attack recovered (:func:`recovered`).
+    """How many images guesses recover at the threshold at which an attack's are counted (:func:`recovered`).
 
     Returns:
-        the number that guesses recover at this threshold; if at least as many, also the recovery at a threshold where the attack
-        beats them.
+        this number; if it is no smaller than the attack's, also the recovery at a threshold where an attack beats guesses.
     """
     counted = recovered(figures)
     guessed = guesses(target.baseline_successes, figures)[counted.limit]
@@ -158,7 +157,10 @@ def gives_away(center: CenterOutcome) -> bool:
 
 
 def known_members(targets: Iterable[ImageTarget]) -> Iterator[KnownMembers]:
-    """The real messages from which more images were recovered than by guesses: one near a public image may be no member."""
+    """The real messages from which more images were recovered than by guesses.
+
+    An image that is recovered only because it is like a public one proves no membership.
+    """
     for target in targets:
         if target.kind == "message" and (most := beyond_baselines(target)) is not None and most.rate.successes:
             yield KnownMembers(

@@ -63,8 +63,8 @@ def samples_not_known(run: AuditedRun) -> Iterator[str]:
 
 
 def _not_known(run: AuditedRun, sample: str, targets: Sequence[T], is_known: Callable[[T], bool]) -> Iterator[str]:
-    """Yields "samples can be recovered" if no attack on them is evidence, or the budget cut the attacks on a target before
-    one was.
+    """Yields "samples can be recovered" if no attack on them is evidence, or if the budget cut the attacks on a target before any
+    conclusive attack on it.
 
     Otherwise yields "single samples can be recovered" if no attack on clients with one sample (the easiest case) is evidence,
     naming the rounds if only some are open.

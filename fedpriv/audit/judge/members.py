@@ -47,7 +47,8 @@ def ran(attacks: Sequence[MembershipOutcome]) -> Iterator[Separation]:
 def best(attacks: Sequence[MembershipOutcome]) -> Separation | None:
     """The attack whose simultaneous interval has the largest lower end; ``None``: none was run.
 
-    On equally many samples it is that of the largest area; a round with few samples may have a larger one by chance.
+    Not the largest area, since a round with few samples may have one by chance; of attacks on equally many samples, both are the
+    same attack.
     """
     return max(ran(attacks), key=lambda attack: (attack.together.low, attack.auc), default=None)
 

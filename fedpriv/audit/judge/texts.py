@@ -15,7 +15,7 @@ PRECISE = 0.5
 LEAST_CHANCE = 0.05
 """Least precision assumed of random words, as they are drawn once, and few of them for short texts."""
 BY_CHANCE = 0.01
-"""Named words count as recovered where random words are right as often with at most this probability."""
+"""Named words count as recovered if random words do as well with at most this probability."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,9 @@ def known_members(targets: Iterable[TextTargetResult]) -> Iterator[KnownMembers]
 def beyond_chance(figures: TextFigures, baseline: TextScoreMeans) -> bool:
     """Whether an attack named words far better than chance.
 
-    At least half of what it named is right, and at least twice the share of random words; where these are right more often than
-    not, at least half of what they miss. Both hold, too, against a guess
-    of equally many of the most frequent public words. Random words would be right
-    as often in at most one of a hundred tries.
+    Its precision is at least 0.5 (:data:`PRECISE`), and at least ``min(2 c, (1 + c) / 2)``, where c is the better precision of
+    random words and of equally many of the most frequent public words. And, as far as the number of named words is known, random
+    words are as good with a probability of at most 1 % (:data:`BY_CHANCE`).
 
     Args:
         baseline: the scores of random words.

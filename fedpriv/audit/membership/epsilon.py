@@ -18,8 +18,9 @@ from fedpriv.storage.run_folder import RunFolder
 _ABOUT = {
     "none": "The run has no differential privacy. If it had, its sample-level epsilon could not be below `lower`.",
     "sample": "Both bounds are for zeroing out one training sample, against an observer of the uploads. The messages "
-    "up to this round depend on all local training so far: compare `lower` with `upper_so_far`; if it is larger, one of them is "
-    "wrong, or non-members differ from members in more than membership, as a test split from elsewhere does.",
+    "up to this round depend on all local training so far: compare the attack's lower bound (`lower`) with the accountant's "
+    "bound up to this round (`upper_so_far`). If the lower bound is larger, one of the two is wrong, or non-members differ from "
+    "members in more than membership, as a test split from elsewhere does.",
     "client": "The run's epsilon is for a whole client, against an observer of the models that the server sends. Here the server "
     "is the attacker and sees uploads before the noise: `lower` is for a training sample and does not bound the run's epsilon.",
 }

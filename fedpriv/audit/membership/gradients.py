@@ -60,7 +60,8 @@ def regression_inputs(record: RunRecord, message: Message, own: ShadowResult) ->
     trained_to = record.federation.resident.space.unpack(own.model)
     stand_in = {names[name]: tensor for name, tensor in trained_to.items() if name in names}
     device = own.model.device
-    start = {**stand_in, **{name: tensor.to(device) for name, tensor in observed.weights.items()}}  # with what is never trained
+    # The sent weights include constants that are never trained.
+    start = {**stand_in, **{name: tensor.to(device) for name, tensor in observed.weights.items()}}
     end = {**start, **stand_in}
     middle = {name: (start[name] + tensor) / 2 for name, tensor in end.items()}
     clip = privacy.clip if privacy.level == "sample" else None

@@ -38,8 +38,9 @@ __all__ = [
 CONFIDENCE = 0.95
 """Confidence of the reported intervals."""
 _THREAT = (
-    "The server follows the protocol and uses one upload of each client, but for FedMIA. It knows what it sent in this round and "
-    "in round 0, the method and its options, and the number of samples where the upload states it.",
+    "The server follows the protocol and uses one upload of each client (FedMIA and the gradient regression over rounds: "
+    "several). It knows what it sent in this round and in round 0, the method and its options, and the number of samples where "
+    "the upload states it.",
     "It does not know the run's random draws. Its shadow models train as in a client's first round, without what clients keep "
     "from earlier ones, also where that could be computed from their messages.",
     "It scores candidates with known labels, half of them members, and trains its shadows on random halves of them; it has "
@@ -50,8 +51,8 @@ _ROWS = (
     "the distance of the nearest row to that layer's input for a candidate, at the weights that it sent."
 )
 _CENTERS = (
-    "For the class centres it embeds candidates and its own samples by the encoder as the client sent it, or by its own where a "
-    "defence altered that, and by what it trained itself of the layers that were not sent."
+    "For the class centres it embeds candidates and its own samples with the client's encoder (with its own encoder, if a "
+    "defence altered the client's). For layers that were not sent, it uses those that it trained itself."
 )
 _RUNNING = (
     "For the running statistics it undoes BatchNorm's momentum by the number of batches, which is known from the schedule, and "
@@ -59,7 +60,7 @@ _RUNNING = (
 )
 _FEDMIA = (
     "For FedMIA it also uses the client's messages of other kept rounds, what it sent in them, and the messages of the other "
-    "clients of these rounds, as what a message shows of samples that its sender did not train on."
+    "clients of these rounds, as a reference for samples that a sender did not train on."
 )
 _GRADIENTS = (
     "For the gradient regression it computes the gradient of every candidate and of its own samples at the weights that it sent; "
@@ -136,7 +137,11 @@ class Membership:
 
     @property
     def failed_controls(self) -> list[str]:
-        """The attacks that were tried and find members in their negative controls: then none of the round counts."""
+        """The attacks that were tried and find members in their negative controls; if there are any, no attack of the round
+        counts.
+
+        Attacks in :attr:`not_tried` are left out alone, even if that is for their own negative control.
+        """
         return [name for name, control in self.controls.items() if name in self.attacks and not _finds_nothing(control)]
 
     def described_controls(self) -> list[ControlResult]:
@@ -149,7 +154,7 @@ class Membership:
         return positive + negative
 
 
-def membership(record: RunRecord, round: int, clients: Sequence[int], shadows: int = 64, seed: int = 0) -> Membership:
+def membership(record: RunRecord, round: int, clients: Sequence[int], shadows: int, seed: int = 0) -> Membership:
     """Attack the uploads of some clients in a round; their scores are pooled, as one client has few samples.
 
     A sample that is a candidate of several clients counts for one of them: models of one round score it alike, and intervals take

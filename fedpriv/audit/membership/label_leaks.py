@@ -54,7 +54,7 @@ class Labels:
         return rule in self.by and torch.equal(self.by[rule].present, self.true > 0)
 
     def counts_right(self, rule: str) -> float | None:
-        """The share of samples with the right label by a rule; ``None``: it gives no counts."""
+        """The share of samples with the right label by a rule; ``None``: the rule gives no counts."""
         counts = self.by[rule].counts if rule in self.by else None
         return None if counts is None else count_accuracy(counts, self.true)
 
@@ -90,7 +90,7 @@ def _names(messages: Sequence[Labels]) -> list[str]:
 def _ranked(messages: Sequence[Labels]) -> tuple[list[str], list[str]]:
     """The rules that apply to some message, the best for sets first; and those that give counts, the best for counts first.
 
-    Sets of clients that hold every class reveal least, and decide only between rules that are equal in the others.
+    Clients that hold every class are used only to break ties, as their sets reveal least.
     """
     applied = [rule for rule in _names(messages) if any(rule in message.by for message in messages)]
 
@@ -159,7 +159,7 @@ def labels_over_rounds(messages: Sequence[Labels]) -> list[LabelResult]:
     """The labels of each client with at least two messages that a rule applies to, from all of them together.
 
     A client's data do not change, but what its messages reveal does. By a rule a class counts as present if at least half of the
-    messages show it; counts are the mean of those of its messages, within that set. The best rule is that over all clients.
+    messages show it; counts are means over the messages, restricted to that set. One rule is chosen for all clients.
     """
     by_client = [[message for message in messages if message.client == number] for number in sorted({m.client for m in messages})]
     pooled = [(own, together) for own in by_client if (together := _together(own)).by]
@@ -240,7 +240,10 @@ def shadow_labels(record: RunRecord, round: int, shadows: int, seed: int) -> Sha
         FedprivError: a shadow local update diverged, or no client has complete samples as the shadows have.
     """
     if record.summed:
-        raise FedprivError(f"a shadow holds one to {MOST_LABELS} classes, and a sum those of all its clients")
+        raise FedprivError(
+            f"shadow clients hold 1 to {MOST_LABELS} classes each, but a sum has the classes of all its clients, so they do not "
+            "resemble it"
+        )
     clients = record.whole_clients(round)  # as the shadows are
     messages = [record.message(round, client) for client in clients]
     download, federation = record.store.download(round), record.federation

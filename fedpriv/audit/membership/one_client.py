@@ -41,8 +41,8 @@ from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
 
 FEWEST_ALIKE = 4
-"""Least candidates of a class for FedMIA, whose scores are pooled by the medians of classes. That makes scores of members and
-others depend on each other: on pure noise, 9 % of the AUC intervals lay above 0.5 with 2 candidates per class, 4 % with 4."""
+"""FedMIA needs so many candidates per class (the median): scores are centred by class medians, which correlates the scores of
+members and others. On pure noise, 9 % of the AUC intervals lay above 0.5 with 2 candidates per class, 4 % with 4."""
 
 
 @dataclass(frozen=True)

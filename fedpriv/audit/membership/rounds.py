@@ -58,7 +58,7 @@ def in_rounds(record: RunRecord, earlier: Sequence[int], shadows: int, seed: int
         except FedprivError as error:
             refused[round] = error.reason if isinstance(error, BudgetSpent) else Reason("not available", str(error))
             continue
-        if failed := result.failed_controls:  # a bug, unlike non-members, or bad luck (1 in 1,000)
+        if failed := result.failed_controls:  # a bug, non-members that differ from members, or chance (1 in 1,000)
             why = f"{', '.join(failed)} found members in the negative control, so no attack of the round counts"
             refused[round] = Reason("control failed", why)
             blamed += result.described_controls()

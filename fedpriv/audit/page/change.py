@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fedpriv.audit.answer import CLASSES, CONTRADICTED, MEMBERS, NOT_KNOWN, NOTHING, SINGLES, WORDS_OF_TEXTS
 from fedpriv.audit.conditions import Condition, conditions
-from fedpriv.audit.formats import percent
+from fedpriv.audit.formats import percent, ranked
 from fedpriv.audit.judge import members
 from fedpriv.audit.judge.images import gives_away
 from fedpriv.audit.judge.measures import membership_auc
@@ -35,7 +35,7 @@ def changes(run: AuditedRun, alike: Sequence[AuditedRun]) -> tuple[str, str | No
         return "An audit that can mount these attacks; why this one could not is said below.", None
     better = [other for other in alike if other.concluded.level > level and other.concluded.level != NOT_KNOWN]
     if useful := [other for other in better if not other.cost.at_chance]:
-        best = max(useful, key=lambda other: (other.cost.accuracy or 0.0, -other.cost.bytes_up))
+        best = max(useful, key=lambda other: (other.cost.merit, -other.cost.bytes_up))
         return f"{_defended(best)}: “{best.concluded.words}”{_cost(best, run)}.", None
     if better:
         return f"{_defended(better[0])}: “{better[0].concluded.words}”, but its model is no better than guessing.", None
@@ -70,7 +70,8 @@ def _target(run: AuditedRun) -> Condition | None:
 def _command(run: AuditedRun, target: Condition) -> str:
     """The search for a defence that meets the target.
 
-    Strengths are searched by replay of single uploads, without training; for other measures, and for sums, values are listed.
+    For ``recovered`` and ``labels`` of single uploads, the command gives a range of noise, which is searched by replay without
+    training; otherwise it lists fixed values.
     """
     searched = target.measure in ("recovered", "cells", "labels") and not run.summed
     noise = ["gaussian:variance=1e-10..1e-4"] if searched else ["gaussian:variance=1e-6", "gaussian:variance=1e-4"]
@@ -78,7 +79,8 @@ def _command(run: AuditedRun, target: Condition) -> str:
     sent = {statistic.what for statistic in run.statistics}
     statistics = sent - OF_MODEL
     removable = bool(statistics) and statistics <= _REMOVABLE
-    # What an attack on samples does not use may be sent beside a defence of the model; it reveals members and classes.
+    # If samples are the target, statistics that the attack did not use may stay; otherwise they must be masked, as they reveal
+    # members and classes.
     in_them = removable and (target.measure != "recovered" or any(map(gives_away, run.centers)))
     without = [_NO_STATISTICS] if in_them else []
     if RUNNING in sent and target.measure == "membership_auc":
@@ -105,6 +107,8 @@ def _defended(run: AuditedRun) -> str:
 
 
 def _cost(run: AuditedRun, other: AuditedRun) -> str:
-    if run.cost.accuracy is None or other.cost.accuracy is None:
+    if run.cost.ranked is None or other.cost.ranked is None or run.cost.metric != other.cost.metric:
         return ""
+    if run.cost.metric != "accuracy":
+        return f", at a {ranked(run.cost)} in place of {ranked(other.cost)}"
     return f", at an accuracy of {percent(run.cost.accuracy)} in place of {percent(other.cost.accuracy)}"

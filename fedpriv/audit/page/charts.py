@@ -13,6 +13,7 @@ from fedpriv.audit import formats
 from fedpriv.audit.judge import images, members
 from fedpriv.audit.page.svg import LEFT, RIGHT, TOP, WIDTH, Scale, Write, across, element, frame, line, style, svg, upwards
 from fedpriv.audit.results import AuditedRun, ImageTarget, MembershipOutcome
+from fedpriv.scores.catalogue import score_named
 
 _CURVES = 8
 """Most curves in a plot; more would hide each other."""
@@ -35,16 +36,16 @@ class Chart:
 
 @dataclass(frozen=True)
 class _Disc:
-    """A run in :func:`tradeoff`, with its accuracy and what was recovered."""
+    """A run in :func:`tradeoff`, with its accuracy (or what else it is ranked by) and what was recovered."""
 
     run: AuditedRun
-    accuracy: float
+    score: float
     rate: Rate
 
 
 def _disc(run: AuditedRun) -> _Disc | None:
     best = images.best_of(run, "message")
-    return None if run.cost.accuracy is None or best is None else _Disc(run, run.cost.accuracy, best.rate)
+    return None if run.cost.ranked is None or best is None else _Disc(run, run.cost.ranked, best.rate)
 
 
 def drawable(run: AuditedRun) -> bool:
@@ -53,22 +54,26 @@ def drawable(run: AuditedRun) -> bool:
 
 
 def tradeoff(runs: Sequence[AuditedRun]) -> Chart | None:
-    """Accuracy against the share of images recovered by the best attacker; the area of a disc is the bytes uploaded.
+    """Accuracy, or what else the runs are ranked by, against the share of images recovered by the best attacker; the area of a
+    disc is the bytes uploaded.
 
-    ``None`` also for a single run, as there is nothing to compare.
+    Runs that are ranked by another score than the first are left out. ``None`` also for a single run, as there is nothing to
+    compare.
     """
     discs = {number: disc for number, run in enumerate(runs, 1) if (disc := _disc(run)) is not None}
+    metric = next((disc.run.cost.metric for disc in discs.values()), "accuracy")
+    discs = {number: disc for number, disc in discs.items() if disc.run.cost.metric == metric}
     if len(discs) < 2:
         return None
     highest = min(1, 1.15 * max(disc.rate.high for disc in discs.values()))
-    x = across(*_padded([disc.accuracy for disc in discs.values()]))
+    x = across(*_padded([disc.score for disc in discs.values()]))
     y = upwards(-0.07 * highest, 1.03 * highest)  # room for whole discs at 0 and at 1
     most = max(disc.run.cost.bytes_up for disc in discs.values()) or 1
     # A disc of less than 3 pixels would be hard to see.
     radii = {number: max(3.0, round(_LARGEST * math.sqrt(disc.run.cost.bytes_up / most), 1)) for number, disc in discs.items()}
-    places = {number: (x(disc.accuracy), y(disc.rate.share)) for number, disc in discs.items()}
+    places = {number: (x(disc.score), y(disc.rate.share)) for number, disc in discs.items()}
     by_name = {disc.run.name: places[number] for number, disc in discs.items()}
-    parts = [frame(x, y, ("accuracy", "images recovered, best attacker"), (_whole_percent(x), _whole_percent(y)))]
+    parts = [frame(x, y, (score_named(metric).title, "images recovered, best attacker"), (_whole_percent(x), _whole_percent(y)))]
     for number, disc in discs.items():
         if origin := by_name.get(disc.run.cost.against or ""):
             (left, top), (end, bottom) = origin, places[number]
@@ -76,7 +81,7 @@ def tradeoff(runs: Sequence[AuditedRun]) -> Chart | None:
     for number in sorted(discs, key=lambda number: -radii[number]):  # the small ones on top
         disc, (left, top) = discs[number], places[number]
         kind = "defended" if disc.run.defence else "undefended"
-        label = f"{disc.run.name}: accuracy {formats.percent(disc.accuracy)}, "
+        label = f"{disc.run.name}: {formats.ranked(disc.run.cost)}, "
         label += f"{formats.counted(disc.rate)} images recovered, {formats.size(disc.run.cost.bytes_up)} up"
         parts.append(element("path", class_=f"whisker {kind}", d=f"M{left} {y(disc.rate.low)}V{y(disc.rate.high)}"))
         parts.append(element("circle", element("title", label), class_=kind, cx=left, cy=top, r=radii[number]))
@@ -151,7 +156,7 @@ def _distinct_names(attacks: Sequence[MembershipOutcome]) -> tuple[list[str], st
     """
     facts = [(f"round {attack.round}", _clients(attack)) for attack in attacks]
     rounds = len({round for round, _ in facts})
-    shown = (rounds > 1, rounds != len(set(facts)))  # where no two groups share a round, it implies the clients
+    shown = (rounds > 1, rounds != len(set(facts)))  # if each round has one group of clients, the round names it
     names = [
         ", ".join([attack.attack, *(fact for fact, is_shown in zip(both, shown, strict=True) if is_shown)])
         for attack, both in zip(attacks, facts, strict=True)

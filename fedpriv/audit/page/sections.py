@@ -8,7 +8,7 @@ from itertools import groupby
 from fedpriv.attacks.scoring.scores import RECOVERED, wilson
 from fedpriv.audit.answer import WORDS
 from fedpriv.audit.facts import cost_in_sentences
-from fedpriv.audit.formats import bound, counted, interval, listed, paired, percent, plain, short, size, whole
+from fedpriv.audit.formats import bound, counted, interval, listed, paired, percent, plain, ranked, scored, short, size, whole
 from fedpriv.audit.judge import classes, images, members, rows, texts
 from fedpriv.audit.page import charts, findings, words
 from fedpriv.audit.page.blocks import (
@@ -78,7 +78,7 @@ def _answer(runs: Sequence[AuditedRun]) -> Section:
 def _card(number: int, run: AuditedRun) -> Section:
     answer, epsilon = run.concluded, run.epsilon
     about = f" · {run.method} on {run.dataset} · {listed(run.defence, 'no defence')}"
-    about += "" if run.cost.accuracy is None else f" · accuracy {percent(run.cost.accuracy)}"
+    about += "" if run.cost.accuracy is None else f" · {scored(run.cost)}"
     guarantee = "not known: one message does not say how it was made" if run.is_update else "none: no differential privacy"
     if epsilon is not None:
         guarantee = f"epsilon at most {bound(epsilon.upper)} at delta {short(epsilon.delta)}, per {epsilon.level}"
@@ -125,7 +125,7 @@ def _in_short(number: int, run: AuditedRun) -> Iterator[Content]:
     """The cells of a run in the summary."""
     unmeasured = Styled("not measured", "nothing")
     yield from (_link(number, run), run.method, listed(run.defence))
-    yield unmeasured if run.cost.accuracy is None else percent(run.cost.accuracy)
+    yield unmeasured if run.cost.accuracy is None else scored(run.cost).removeprefix("accuracy ")
     yield size(run.cost.bytes_up)
     yield tuple(_recovered(run, "message", "message")) or unmeasured
     yield tuple(_recovered(run, "single image", "single text", "single row")) or unmeasured
@@ -213,6 +213,7 @@ def _run(number: int, run: AuditedRun) -> Section:
         Paragraph((*about, defence), "soft"),
         _sent(run),
         Section("What each party knows", [Section("", sides, "sides")]),
+        *([_before(run)] if run.before else []),
         *([_statistics(run)] if run.statistics else []),
         *([_noise(run)] if run.snr else []),
         *findings.findings(run),
@@ -263,6 +264,16 @@ def _traffic(run: AuditedRun) -> Iterator[Row]:
         yield Row((which, whole(up), whole(down)))
 
 
+def _before(run: AuditedRun) -> Section:
+    """What the clients told of their samples before round 1, from the messages that were kept."""
+    rows = [
+        Row(("all together" if line.client is None else line.client, line.column or "all", line.says, whole(line.bytes)))
+        for line in run.before
+    ]
+    table = Table("Statistics of training samples", ("#client", "column", "~what it tells", "#bytes of the message"), rows)
+    return Section("What is told before training", [Paragraph(words.BEFORE), table])
+
+
 def _statistics(run: AuditedRun) -> Section:
     heads = ("statistic", "#tensors", "#bytes in a message", "~what it reveals of a client", "attacked")
     rows = []
@@ -293,7 +304,8 @@ def _cost(run: AuditedRun) -> Section:
     cost, shares = run.cost, (run.cost.accuracy, run.cost.worst_tenth)
     accuracy, worst = ("not measured" if share is None else percent(share) for share in shares)
     traffic = f"{size(cost.bytes_up)} up, {size(cost.bytes_down)} down, {plain(cost.seconds, 0)} s"
-    sentences = [f"Accuracy {accuracy}, in the worst tenth of the clients {worst}; {traffic}."]
+    first = "" if cost.metric == "accuracy" else f"Ranked by {ranked(cost)}. "
+    sentences = [f"{first}Accuracy {accuracy}, in the worst tenth of the clients {worst}; {traffic}."]
     for probe in cost.probes:
         labels = f"{percent(probe.fraction)} of the labels of {probe.dataset}"
         sentences.append(f"A linear probe on {labels}: {percent(probe.accuracy)}.")

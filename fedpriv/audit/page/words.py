@@ -51,8 +51,14 @@ TRADEOFF = (
 ROC_OF_ANSWER = "Members found against others falsely accused, over all thresholds. Both axes are logarithmic."
 ROC = "Both axes are logarithmic, to show low false-positive rates. Of many attacks, the eight of the largest area are drawn."
 EACH_ALONE = "Each interval is for that attack alone. The answer's is wider, as it holds for all of them at once (Bonferroni)."
+BEFORE = (
+    "Before round 1, each client tells the server by what its samples are scaled and coded. The server, and who reads the messages, "
+    "learns this, without an attack. Means, deviations and levels of all clients together are then sent to everybody."
+)
 MEAN_COLOUR = "Mean colour of a client's images, from running statistics, in [0, 1]:"
-EXPOSED = "The defences of this run alter the model and leave {what} unaltered, which may reveal what they hide in the model."
+EXPOSED = (
+    "The defences of this run alter the model and leave {what} unaltered, which may reveal what the defences hide in the model."
+)
 NO_BOUND = "This run claims no differential privacy: no accountant bounds what its messages reveal."
 NO_BOUND_OF_UPDATE = "One message does not say whether noise was added: no accountant bounds what it reveals."
 CONTRADICTION = (
@@ -129,8 +135,8 @@ GLOSSARY = {
     "membership inference": "Inferring whether a client trained on a given sample.",
     "row distance": "The distance between a linear layer's input for a given sample and the nearest row of the layer's weight "
     "gradient, divided by its bias gradient; such rows are means of inputs in training.",
-    "gradient regression": "How much of a message is the gradient of a given sample, by the linear system of all given samples' "
-    "gradients at the weights that the server sent; over rounds, the sum of what each round says.",
+    "gradient regression": "How much each given sample's gradient, at the weights that the server sent, contributes to a "
+    "message, solved for all given samples at once; over rounds, the scores of all rounds are added.",
     "ROC": "Receiver operating characteristic: the share of members found against the share of non-members falsely accused, over "
     "all thresholds.",
     "AUC": "Area under the ROC: the probability that a member scores higher than a non-member; 0.5 is guessing.",

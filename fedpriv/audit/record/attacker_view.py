@@ -195,7 +195,7 @@ class AttackerView:
             sent: the net's names of the attacked tensors, if fewer than all tensors of the model that were sent.
 
         Returns:
-            ``None``: they were not kept; those of a first local update are the run's initial ones.
+            ``None``: they were not kept. For a client's first update the run's initial weights are used.
         """
         victim = self.victim(message) if sent is None else self._victim(frozenset(sent))
         broadcast, space = self._record.store.broadcast(), self._federation.resident.space

@@ -1,5 +1,8 @@
-"""The local updates of a client before a message. The state that it keeps of them corrects its gradients (SCAFFOLD, FedDyn), and
-follows from its earlier messages."""
+"""The local updates of a client before a message.
+
+Methods such as SCAFFOLD and FedDyn keep client state that corrects gradients; it can be computed from the client's earlier
+messages.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ def _undeclared(objective: Objective) -> str | None:
     owner = next(kind for kind in type(objective).__mro__ if "correct" in vars(kind))
     if owner.__module__.startswith("fedpriv.") or type(objective).correction is not Objective.correction:
         return None
-    return f"objective {objective.name} changes gradients (correct) and does not declare by what (correction)"
+    return f"objective {objective.name} overrides `correct` but does not define `correction`"
 
 
 def _correction(record: RunRecord, message: Message) -> dict[str, Tensor]:

@@ -59,7 +59,7 @@ class LocalSteps:
     def without_gradient(self) -> Callable[[Tensor], Tensor] | None:
         """What the steps do to weights whose gradients are all zero; see :class:`fedpriv.attacks.core.observation.Observation`.
 
-        ``None``: it is not known how many there are.
+        ``None``: the number of steps is not known.
         """
         phases = sum(not self._roles.isdisjoint(phase.trains) for phase in self.method.phases(self.round))
         if self.parts != 1 or phases != 1 or self._alike is None:
@@ -67,8 +67,7 @@ class LocalSteps:
         return partial(_decayed, self.train, *self._alike)
 
     def stand_still(self) -> bool:
-        """Whether layers of the message took no step: warm-up begins every phase with a learning rate of 0, and their phases
-        have only this one step."""
+        """Whether the only step of some layers of the message in each phase is the first step of a warm-up, with rate 0."""
         if not self.train.warmup_steps:
             return False
         phases = self.method.phases(self.round)
@@ -107,7 +106,10 @@ class LocalSteps:
 
 
 def _decayed(train: TrainConfig, steps: int, lr: float, start: Tensor) -> Tensor:
-    """The change of weights ``start``. Adam divides a penalty by its own size, so all move by about ``lr`` in every step."""
+    """The change of weights ``start`` in these steps, if all gradients are zero.
+
+    Under Adam the penalty is normalised, so every weight moves by about ``lr`` in every step.
+    """
     weights, decay = start.float().clone(), train.weight_decay_bias if start.ndim <= 1 else train.weight_decay
     optimiser: torch.optim.Optimizer
     if train.optimizer == "sgd":

@@ -181,11 +181,11 @@ def exposed(record: RunRecord) -> tuple[str, ...]:
 def as_gradient(record: RunRecord, message: Message, what: str, threat: ThreatModel) -> Observation:
     """A statistic as the gradient of the mean loss, approximately at the weights that the client was sent.
 
-    Changes are summed over the client's local updates; the weight decay in them is subtracted, to first order. AdamW's is not in
-    them.
+    Changes are summed over the client's local updates; the weight decay in them is subtracted, to first order. AdamW's decay is
+    not part of the gradient.
 
     Raises:
-        UsageError: it is a change, and not all earlier messages of the client were kept; of a sum, or not all were of the same
+        UsageError: it is a change, and not all earlier messages of the client were kept; for sums: or earlier sums were of other
             clients.
     """
     gradients, is_change = named(message.uploaded, what), MEANINGS[what].gradient == "change"

@@ -76,8 +76,8 @@ class SumRecord(RunRecord):
         most = max(of_one, key=lambda round: of_one[round])
         alone, centers = of_one[most]
         return [
-            f"knows class centres of single clients, of classes that no other client in the sum holds: in {len(of_one)} of "
-            f"{len(rounds)} kept rounds, at most {alone} of {centers} (round {most})"
+            f"knows class centres of single clients: in {len(of_one)} of {len(rounds)} kept rounds, only one client in the sum "
+            f"holds some class; most often in round {most}: {alone} of {centers} centres"
         ]
 
     def _trained(self, round: int) -> int:
@@ -122,7 +122,7 @@ class SumRecord(RunRecord):
 
 
 class _SumStore(PayloadStore):
-    """Payloads of which the sums are the uploads.
+    """A payload store that returns sums in place of uploads.
 
     Attributes:
         first: number of clients of the run.

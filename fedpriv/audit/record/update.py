@@ -41,7 +41,7 @@ class UpdateRecord(Record):
         net: the same, cut before its head.
         sent: the gradient of the mean loss or, with a schedule, the change of the weights.
         besides: what a payload holds besides the model, by the names on the wire.
-        payload: which held the update; ``None``: it was none.
+        payload: the payload that held the update; ``None``: it came as plain tensors.
         data: the samples that the client trained on.
         mean, std: of the normalisation, by channel.
         public: images of the same kind, and their labels.
@@ -162,7 +162,7 @@ class UpdateRecord(Record):
     def not_run(self) -> dict[Part, Reason]:
         parts = super().not_run()
         if "centers" not in kinds(self.besides):
-            parts["class centres"] = Reason("not available", "an update alone names none")
+            parts["class centres"] = Reason("not available", "the update came without class centres")
         if self.encoding is not None and self.cannot_simulate is not None:
             parts["attributes"] = self.cannot_simulate
         if self.sent.buffers:

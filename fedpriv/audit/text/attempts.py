@@ -206,10 +206,10 @@ def _differences(attacker: Attacker[TextAttack], target: TextTarget, observation
         return [why] if why else []
     clauses, schedule = list(observation.control_differences), observation.schedule
     if observation.kind == "change" and (schedule is None or schedule.steps > 1):
-        behind = "" if schedule is None else f", and behind the message are {schedule.steps}"
+        behind = "" if schedule is None else f", but the client took {schedule.steps} steps"
         clauses.append(f"it reads the change as one step of SGD{behind}")
     if attacker.threat.top == "initial" and target.trained_apart:
-        clauses.append("it matches through the initial weights of layers that the client has trained since and not sent")
+        clauses.append("it uses the initial weights of unsent layers, which the client has trained since")
     harder = attacker.attack.harder(observation)
     return clauses if harder is None else [*clauses, harder]
 
@@ -233,8 +233,9 @@ def _astray(
 
 
 def _with_controls(attempt: TextAttempt, target: TextTarget, first: Observation, trial: Trial) -> TextAttempt:
-    """Mark a failed attempt inconclusive if the attack also fails on as many undefended sentences of this length as a message
-    has: first on the controls' small net; if it passes there, on the attacked net, with the steps of the message.
+    """Mark a failed attempt inconclusive if the attack also fails on an undefended message of the same size.
+
+    This is tried first on the small control net, then, if passed, on the attacked net with the steps of the message.
 
     After a malicious server, the attacked net has the weights of the altered download.
     """

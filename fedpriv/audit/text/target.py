@@ -89,7 +89,8 @@ def made_up(steps: Steps) -> TextTarget:
 def _steps(what: str, public: Sequence[str], texts: Sequence[str], labels: Tensor, classes: int, steps: Steps) -> TextTarget:
     wanted = steps.count * steps.size
     if wanted > len(texts):
-        raise UsageError(f"--n {steps.count} messages of {steps.size} sentences are {wanted}, and there are {len(texts)} {what}")
+        needed = f"messages of {steps.size} sentences need {wanted} sentences"
+        raise UsageError(f"--n {steps.count} {needed}, and there are only {len(texts)} {what}")
     encoder = find_encoder(steps.encoder, public)
     order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(steps.seed))[:wanted]
     longest = min(LONGEST, encoder.length)

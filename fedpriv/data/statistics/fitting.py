@@ -37,17 +37,19 @@ class SampleKind:
         columns: of a table.
         channels: of images, or of arrays.
         images: whether the samples are images.
+        arrays: the column of the arrays.
     """
 
     columns: tuple[ColumnForm, ...] = ()
     channels: int = 0
     images: bool = False
+    arrays: str | None = None
 
     @classmethod
     def of_cells(cls, cells: Sequence[Cells]) -> SampleKind:
         """That of a table, or of arrays."""
         if isinstance(arrays := cells[0], ArrayCells):
-            return cls((), arrays.train.shape[1])
+            return cls((), arrays.train.shape[1], arrays=arrays.name)
         columns = (column for column in cells if not isinstance(column, ArrayCells))
         return cls(
             tuple(ColumnForm(column.name, column.kind, column.unit or None, column.left_out or None) for column in columns)
@@ -85,7 +87,7 @@ class SampleKind:
             if not moments[name].count:
                 raise UsageError(f"no training row has a number in column {name!r}; leave it out: --set data.drop=[{name}]")
             gaps = moments[name].count < totals.rows
-            columns.append(NumberColumn(name, moments[name].mean, moments[name].deviation or 1.0, gaps))
+            columns.append(NumberColumn(name, moments[name].mean, moments[name].deviation or 1.0, gaps, column.unit))
         channels = totals.moments[len(inquiry.numbers) :]
         mean, std = (tuple(channel.mean for channel in channels), tuple(channel.deviation for channel in channels))
         if self.images:  # to four digits, on the [0, 1] scale

@@ -48,18 +48,23 @@ def decode(table: Table, column: str, rows: NDArray[np.int64], mode: Mode, side:
     for place, value in enumerate(values):
         with _open(value.as_py(), table, column, int(rows[place])) as image:
             try:
-                flat = _flat(image).convert(mode)
-                pixels = np.asarray(flat if side is None else flat.resize((side, side), _SMOOTH))
+                decoded = pixels(image, mode, side)
             except Exception as error:  # Pillow's plugins raise any exception on a broken file
                 raise _undecodable(table, value.as_py(), int(rows[place]), error) from None
         if images is None:
-            images = np.empty((len(rows), *pixels.shape), dtype=np.uint8)
-        if pixels.shape != images.shape[1:]:
+            images = np.empty((len(rows), *decoded.shape), dtype=np.uint8)
+        if decoded.shape != images.shape[1:]:
             raise MixedSizes
-        images[place] = pixels
+        images[place] = decoded
     if images is None:
         raise UsageError(f"{table.origin} holds no images")
     return torch.from_numpy(images[:, None] if mode == "L" else np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+
+
+def pixels(image: Image, mode: Mode, side: int | None = None) -> NDArray[np.uint8]:
+    """The pixels ``(H, W)`` or ``(H, W, 3)`` of an opened image; arguments as for :func:`decode`."""
+    flat = _flat(image).convert(mode)
+    return np.asarray(flat if side is None else flat.resize((side, side), _SMOOTH))
 
 
 class MixedSizes(UsageError):

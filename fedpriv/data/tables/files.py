@@ -58,6 +58,17 @@ class ParquetTable:
     def origin(self) -> str:
         return ", ".join(map(_shown, self.files))
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns' names, which :attr:`features` has, too, with their types."""
+        import pyarrow.parquet as pq
+
+        file = self.files[0]
+        with _readable(file):
+            names = pq.read_schema(file).names
+        _check_columns(names, file)
+        return tuple(names)
+
     @cached_property
     def features(self) -> datasets.Features:
         import datasets
@@ -139,6 +150,12 @@ class CsvTable:
             hint = f"convert it; from Latin-1: iconv -f latin1 -t utf-8 {shlex.quote(self.file.name)} > utf8.csv"
             raise UsageError(f"{self.file}: {where} is not UTF-8; {hint}")
         return rows
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """As :attr:`ParquetTable.names`."""
+        _check_columns(self._rows.schema.names, self.file)
+        return tuple(self._rows.schema.names)
 
     @cached_property
     def features(self) -> datasets.Features:
@@ -237,7 +254,7 @@ def _check_columns(names: Sequence[str], file: Path) -> None:
         raise UsageError(f"{file} has the column {twice[0]!r} more than once")
 
 
-def open_file(file: Path) -> Table:
+def open_file(file: Path) -> CsvTable | ParquetTable:
     """The rows of a parquet or a CSV file, by its suffix.
 
     Raises:

@@ -56,6 +56,13 @@ def is_string(column: pa.ChunkedArray) -> bool:
     return bool(kinds.is_string(kind) or kinds.is_large_string(kind))
 
 
+def plain_numbers(column: pa.ChunkedArray) -> tuple[Numbers, int | None]:
+    """The numbers of a column of texts such as ``1234.5``, and the first row whose text is no number; ``None``: all are."""
+    texts = [str(value or "").strip() for value in column.to_pylist()]
+    odd = next((row for row, text in enumerate(texts) if text and not _PLAIN.fullmatch(text)), None)
+    return Numbers(np.array([float(text) if text and odd is None else np.nan for text in texts])), odd
+
+
 def no_number(column: pa.ChunkedArray) -> tuple[str, bool] | None:
     """A value of a column of texts that is no number, where most are, or that is written in another way than others; and
     whether it is a word. ``None``: there is none, or most are no numbers."""

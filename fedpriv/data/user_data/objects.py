@@ -238,11 +238,11 @@ def _samples(x: Any) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
         if odd := [number for number, item in enumerate(x) if not isinstance(item, str)]:
             raise UsageError(f"sample {odd[0]} is {x[odd[0]]!r}, and others are texts; leave out what has no text")
         return {"text": [str(item) for item in x]}, {"text": datasets.Value("string")}
-    arrays = [_array(item, number) for number, item in enumerate(x)] if isinstance(x, list) else []
+    arrays = [as_array(item, number) for number, item in enumerate(x)] if isinstance(x, list) else []
     if arrays and all(isinstance(item, PIL.Image.Image) for item in x):
         return _images(arrays)  # of whatever sizes, as in files
     try:
-        array = np.stack(arrays) if isinstance(x, list) else _array(x)
+        array = np.stack(arrays) if isinstance(x, list) else as_array(x)
     except ValueError:
         raise UsageError("samples of several shapes; bring them to one shape first") from None
     if array.ndim == 2 and array.dtype.kind in "fiub":
@@ -251,7 +251,7 @@ def _samples(x: Any) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
     if array.dtype.kind == "f" and _are_no_images(array):
         return _floats(array)
     if array.ndim in (3, 4):
-        return _images(_pixels(array))
+        return _images(pixels(array))
     raise UsageError(f"samples of shape {array.shape[1:]} and type {array.dtype}; images, rows of numbers, or texts")
 
 
@@ -271,7 +271,7 @@ def _floats(array: NDArray[Any]) -> tuple[dict[str, Sequence[Any]], dict[str, An
     return {"x": list(array)}, {"x": array_types()[array.ndim - 3](array.shape[1:], str(array.dtype))}
 
 
-def _array(sample: Any, number: int = 0) -> NDArray[Any]:
+def as_array(sample: Any, number: int = 0) -> NDArray[Any]:
     """A sample, or all of them, as an array.
 
     Args:
@@ -314,7 +314,7 @@ def _by_name(names: Sequence[object], what: str) -> tuple[dict[str, Sequence[Any
     return {"image": values}, {"image": datasets.Image(decode=False)}
 
 
-def _pixels(array: NDArray[Any]) -> NDArray[np.uint8]:
+def pixels(array: NDArray[Any]) -> NDArray[np.uint8]:
     """Images ``(N, H, W)`` or ``(N, H, W, 3)``."""
     if array.ndim == 4 and array.shape[1] in (1, 3):
         array = array.transpose(0, 2, 3, 1)

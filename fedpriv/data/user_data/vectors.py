@@ -126,7 +126,7 @@ def array_shape(table: Table, name: str) -> tuple[int, ...]:
     return tuple(kind.shape) if isinstance(kind, array_types()) else ()
 
 
-def _arrays(rows: Rows, name: str) -> NDArray[np.floating[Any]]:
+def arrays_of(rows: Rows, name: str) -> NDArray[np.floating[Any]]:
     """The arrays ``(N, C, ...)`` in a column.
 
     Raises:
@@ -171,13 +171,13 @@ def read_cells(train: Rows, test: Rows, columns: Columns, every: bool = False) -
 def _array_cells(train: Rows, test: Rows, name: str) -> ArrayCells:
     if array_shape(test[0], name) != (shape := array_shape(train[0], name)):
         raise UsageError(f"{test[0].origin}: column {name!r} is of shape {array_shape(test[0], name)}, in training {shape}")
-    return ArrayCells(name, _arrays(train, name), _arrays(test, name))
+    return ArrayCells(name, arrays_of(train, name), arrays_of(test, name))
 
 
 def _cells(train: Rows, test: Rows, name: str, columns: Columns, left_out: str) -> Cells:
     (seen, rows), (unseen, test_rows) = ((table.column(name), rows) for table, rows in (train, test))
     if left_out == EMPTY:
-        return EmptyCells(name, *(np.full(len(places), np.nan) for places in (rows, test_rows)), left_out)
+        return EmptyCells(name, np.full(len(rows), np.nan), np.full(len(test_rows), np.nan), left_out)
     declared = name in columns.categories
     numbers, other = (None, None) if declared else (numbers_of(seen), numbers_of(unseen))
     if not declared and (numbers is None) != (other is None) and unseen.null_count < len(unseen):

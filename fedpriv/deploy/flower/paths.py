@@ -245,11 +245,14 @@ data:
   name: null
   # As --data-dir: folder with <name>/{{train,test}}.parquet.
   dir: null
-  # own: all samples are this client's; of images in files, this needs runs with data.pixels=unit. partition: every client has the
-  # whole data set and takes its share of the run's partition, for trials.
+  # own: all samples are this client's. partition: every client has the whole data set and takes its share of the run's
+  # partition, for trials.
   share: own
   # Column of the labels, whatever the run says. null: found by its type or a common name.
   label: null
+  # Columns of a table that a run may use, such as [age, sex], and columns that no run uses. null: all but the latter.
+  features: null
+  drop: []
 # Torch device, such as cuda. null: that of the run.
 device: null
 # Refuse weights with marks of an attack on its data, whatever the run's config says.
@@ -260,6 +263,8 @@ requires:
   epsilon: null
   delta: 1.0e-5
   secure_aggregation: false
+  # Of a table: the least data.min_level. A level that fewer of its rows have is not named to the server.
+  min_level: 1
   # Such as [fedavg, fedrep]. null: any.
   methods: null
   # false: it takes part without being tested. A lying server can read test samples out of accuracies, which neither of the above

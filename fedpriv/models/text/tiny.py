@@ -41,3 +41,11 @@ def tiny_encoder(texts: Sequence[str]) -> tuple[PreTrainedTokenizerBase, BertCon
         pad_token_id=tokenizer.pad_token_id,
     )
     return tokenizer, config
+
+
+def tokenizer_of(stored: str) -> PreTrainedTokenizerBase:
+    """A tokenizer of :func:`tiny_encoder`, from what its ``backend_tokenizer.to_str()`` returned."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(stored), **_SPECIAL)  # type: ignore[no-untyped-call]

@@ -1,0 +1,68 @@
+"""What the clients told of their training samples before round 1, as the kept messages say it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fedpriv.audit import formats
+from fedpriv.audit.results import ToldBefore
+from fedpriv.data.encoding import Encoding
+from fedpriv.data.statistics.exact import Moments
+from fedpriv.data.statistics.messages import read_text
+from fedpriv.data.statistics.private import NOISY
+from fedpriv.data.statistics.totals import Inquiry, Totals
+from fedpriv.wire import Sealed
+
+_SHOWN = 20
+"""Levels of a column that a line names."""
+
+
+def told_before(messages: Sequence[Sealed]) -> tuple[ToldBefore, ...]:
+    """A line for each column and kept message, in the order of the messages; none without statistics."""
+    inquiries = [read_text(message, "inquiry", None, Inquiry) for message in messages if message.kind == "inquiry"]
+    lines = list[ToldBefore]()
+    for message in messages:
+        if message.kind == "levels":
+            named = read_text(message, "levels", message.client, dict[str, tuple[str, ...]])
+            lines += [_line(message, column, f"has the levels {_listed(levels)}") for column, levels in named.items()]
+        elif message.kind == "statistics":
+            lines += [_line(message, column, says) for column, says in _statistics(message, inquiries[0])]
+        elif message.kind == "encoding" and not inquiries:
+            encoding = read_text(message, "encoding", None, Encoding)
+            lines.append(
+                _line(message, "", f"nothing: {len(encoding.columns)} columns are scaled and coded as they are declared")
+            )
+    return tuple(lines)
+
+
+def _line(message: Sealed, column: str, says: str) -> ToldBefore:
+    return ToldBefore(client=message.client, column=column, says=says, bytes=message.nbytes)
+
+
+def _statistics(message: Sealed, inquiry: Inquiry) -> Iterator[tuple[str, str]]:
+    """(column, what it says) of the statistics of a client, or of their secure sum."""
+    tensors = message.tensors()
+    if NOISY in tensors:
+        yield "", f"{tensors[NOISY].numel()} sums with noise, which its epsilon covers"
+        return
+    totals = Totals.of(tensors, inquiry)
+    yield "", f"{totals.rows:,} training samples"
+    names = [*inquiry.numbers, *(f"channel {number}" for number in range(inquiry.channels))]
+    for name, column in zip(names, totals.moments, strict=True):
+        yield name, _moments(column)
+    for (name, levels), counts in zip(inquiry.levels, totals.levels, strict=True):
+        held = [f"{count:,} {level or '(missing)'}" for level, count in zip(levels, counts, strict=False) if count]
+        yield name, _listed([*held, f"{counts[-1]:,} of any other level"])
+    if totals.classes:
+        yield "", f"samples by class: {_listed([f'{count:,}' for count in totals.classes])}"
+
+
+def _moments(column: Moments) -> str:
+    if not column.count:
+        return "no number"
+    return f"{column.count:,} numbers, mean {formats.short(column.mean)}, standard deviation {formats.short(column.deviation)}"
+
+
+def _listed(parts: Sequence[str]) -> str:
+    shown = ", ".join(part or "(missing)" for part in parts[:_SHOWN]) or "none"
+    return shown if len(parts) <= _SHOWN else f"{shown}, ... ({len(parts)} in all)"
