@@ -320,7 +320,7 @@ class RowRates:
 
 @dataclass(frozen=True)
 class CellExample:
-    """A cell of an example row, decoded; ``guessed``: by the column's most frequent level or its mean."""
+    """A cell of an example row, decoded; ``guessed``: the column's most frequent value."""
 
     column: str
     true: str
