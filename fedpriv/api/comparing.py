@@ -235,21 +235,24 @@ def common_score(rows: Sequence[Mapping[str, Any]]) -> Score:
 
 def scores(folder: Path) -> dict[str, ScoreSummary]:
     """A run's scores by name, averaged as its accuracy is; of a run that is not finished, at its last evaluation."""
-    from fedpriv.evaluation.protocols import ScoreSummary, score_summaries
+    from fedpriv.evaluation.protocols import ScoreSummary, best, worst_tenth
 
     reached = summary(folder)
     if "scores" in reached:
         return {name: ScoreSummary(**values) for name, values in reached["scores"].items()}
-    from fedpriv.tracking import read_records
-
-    records = read_records(folder)
-    evaluated = [number for number, record in enumerate(records) if (record.get("per_client") or {}).get("accuracy")]
-    last = evaluated[-1] + 1 if evaluated else 0
-    return score_summaries(records[:last], reached.get("averaged_rounds", 1))
+    if reached["accuracy"] is None:
+        return {}
+    clients, protocols = reached["accuracy_per_client"], reached["protocols"]  # of a version that measured nothing else
+    spread = worst_tenth(clients), best(clients), protocols.get("client_std")
+    accuracy = ScoreSummary(
+        reached["accuracy"], protocols.get("last_rounds_weighted"), *spread, None, protocols.get("global_test"), clients
+    )
+    return {"accuracy": accuracy}
 
 
 def summary(folder: Path) -> dict[str, Any]:
     """A run's summary; while there is none, what its last records say in place of it."""
+    from fedpriv.evaluation.protocols import score_summaries
     from fedpriv.files import load_json
     from fedpriv.tracking import Record, read_records, read_run
 
@@ -259,11 +262,13 @@ def summary(folder: Path) -> dict[str, Any]:
     evaluated = [record for record in records if (record.get("per_client") or {}).get("accuracy")]
     last: Record = records[-1] if records else {"round": 0, "metrics": {}}
     reached = evaluated[-1]["metrics"] if evaluated else {}
+    scores = score_summaries(evaluated[-1:], 1)
     return {
         "rounds": last["round"],
         "accuracy": reached.get("accuracy"),
         "accuracy_per_client": evaluated[-1]["per_client"]["accuracy"] if evaluated else [],
         "protocols": {"global_test": reached.get("global_accuracy"), "global_test_f1": reached.get("global_f1_macro")},
+        "scores": {name: asdict(score) for name, score in scores.items()},
         "bytes_up": last["metrics"].get("total_bytes_up", 0),
         "bytes_down": last["metrics"].get("total_bytes_down", 0),
         "seconds": sum(record["metrics"].get("seconds", 0.0) for record in records),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpriv.config import RunConfig
-    from fedpriv.scores.own import OwnScores
+    from fedpriv.scores.custom import CustomScores
     from fedpriv.simulation.setup import Federation
     from fedpriv.storage.run_folder import RunFolder
 
@@ -58,7 +58,7 @@ def train(
     """
     config = config_of(config, keys, here=True)
     with default_torch():
-        outcome = runs.start(config, Path(runs_dir), _nothing, on_round or _nothing, _warn, profile, own=metrics or {})
+        outcome = runs.start(config, Path(runs_dir), _nothing, on_round or _nothing, _warn, profile, custom=metrics or {})
     return Run(outcome.folder)
 
 
@@ -87,7 +87,7 @@ def resume(
     resumed = load(run, runs_dir)
     settle_store(resumed.folder, tracking_uri)
     with default_torch():
-        runs.resume(resumed.path, _nothing, on_round or _nothing, _warn, profile, own=metrics or {})
+        runs.resume(resumed.path, _nothing, on_round or _nothing, _warn, profile, custom=metrics or {})
     return resumed
 
 
@@ -111,9 +111,9 @@ def rounds(
 class Rounds(Iterator[Record]):
     """The rounds of a run, as they are wanted. ``close``, or the end of a ``with`` block, interrupts the run."""
 
-    def __init__(self, config: RunConfig, runs_dir: Path, metrics: OwnScores) -> None:
+    def __init__(self, config: RunConfig, runs_dir: Path, metrics: CustomScores) -> None:
         self._folder: RunFolder | None = None
-        self._played = runs.start_by_round(config, runs_dir, self._begun, _warn, own=metrics)
+        self._played = runs.start_by_round(config, runs_dir, self._begun, _warn, custom=metrics)
 
     @property
     def run(self) -> Run:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedpriv.attacks.api.inversion import check_normalisation, sgd
 from fedpriv.attacks.api.tensors import Message, check_no_weights, read_message
 from fedpriv.attacks.api.user_net import cut
+from fedpriv.attacks.core.columns import Column, RowEncoding
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.progress import check_budget
 from fedpriv.audit.public import Report
@@ -45,6 +46,7 @@ def audit_update(
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
     public: tuple[Tensor, Tensor] | None = None,
+    columns: Sequence[Column] | None = None,
     transforms: Sequence[Mapping[str, Any]] = (),
     name: str = "update",
     seed: int = 0,
@@ -60,21 +62,23 @@ def audit_update(
     and compares.
 
     Args:
-        model: any net from images ``(B, C, H, W)`` to logits, with the weights that the client began with, in the mode in which
+        model: any net from images ``(B, C, H, W)``, or rows of a table ``(B, F)``, to logits, with the weights that the client began with, in the mode in which
             it trained. With dropout in training mode, a failure is no evidence.
         update: tensors or arrays by name, or in the order of ``model.named_parameters()`` or ``model.state_dict()`` with ``None``
             for what was not sent: the gradient of the mean cross-entropy, or with ``lr`` the change of the weights (after minus
             before). Names may have a prefix, such as ``module.``. Buffers such as running statistics are listed and not attacked.
             A payload says by its kind which of these it is, or that it holds the new weights; its statistics are read, and
             attacked where they are gradients.
-        data: the images ``(n, C, H, W)`` in [0, 1] and labels ``(n,)`` that the client trained on, to score attacks against;
-            attacks never get them.
+        data: the images ``(n, C, H, W)`` in [0, 1], or with ``columns`` rows ``(n, F)`` as the net takes them, and labels
+            ``(n,)`` that the client trained on, to score attacks against; attacks never get them.
         lr, steps, batch_size, momentum, weight_decay: of the client's SGD.
         weight_decay_bias: of tensors of one dimension; ``None``: as ``weight_decay``, as ``torch.optim.SGD`` has it.
         head: name of the module that is called last; ``None``: the linear layer that is called last.
         mean, std: of the normalisation, by channel.
         public: other images and labels of the same kind: copies of the nearest one are the baseline, and attackers who have
             public images get these.
+        columns: of a table, in the order of their entries in a row (:mod:`fedpriv.attacks.core.columns`); ``None``: the data are
+            images.
         transforms: what the update went through, as in a config's ``wire.transforms``, such as
             ``[{"name": "gaussian", "variance": 1e-4}]``: attackers know the noise that was added and that a norm was clipped. Of
             a payload that names others, a failure is no evidence.
@@ -89,7 +93,14 @@ def audit_update(
     images, labels = data[0].detach().cpu().float(), data[1].detach().cpu()
     n = len(labels) if labels.ndim else 0
     integers = labels.ndim == 1 and not labels.is_floating_point() and not labels.is_complex()
-    if images.ndim != 4 or not integers or len(images) != n or not n or not bool(((images >= 0) & (images <= 1)).all()):
+    encoding = None if columns is None else RowEncoding(tuple(columns))
+    if encoding is not None:
+        if images.shape != (n, encoding.width) or not integers or not n or not bool(images.isfinite().all()):
+            raise UsageError(
+                f"data: rows (n, {encoding.width}) of finite numbers, as many as the columns have entries, and integer labels (n,), "
+                "at least one"
+            )
+    elif images.ndim != 4 or not integers or len(images) != n or not n or not bool(((images >= 0) & (images <= 1)).all()):
         raise UsageError("data: images (n, C, H, W) in [0, 1] and integer labels (n,), at least one")
     check_budget(budget)
     try:
@@ -107,7 +118,7 @@ def audit_update(
         name=name, seed=seed, model=model, net=net, sent=sent, besides=besides, data=Truth(images, labels),
         payload=seal(update) if isinstance(update, Payload) else update if isinstance(update, Sealed) else None,
         schedule=schedule if is_change else None, mean=mean, std=std, public=public or (None, None),
-        transforms=build_transforms(transforms),
+        transforms=build_transforms(transforms), encoding=encoding,
     )  # fmt: skip
     with with_threads(1):  # as in fedpriv attack
         run, pictures = audit_record(record, record.facts(), AuditOptions(seed=seed, budget=budget), say or (lambda text: None))

@@ -2,8 +2,8 @@
 
 ``run_audit`` audits one run, whose results are those of ``results``, ``report`` compares runs, ``called`` is
 ``fedpriv.audit(run)``.
-The packages: :mod:`fedpriv.audit.record`, the attacker's view of a run; :mod:`fedpriv.audit.images`, :mod:`fedpriv.audit.text`
-and :mod:`fedpriv.audit.membership`, the attacks; :mod:`fedpriv.audit.judge`, what they show; :mod:`fedpriv.audit.page`, the
+The packages: :mod:`fedpriv.audit.record`, the attacker's view of a run; :mod:`fedpriv.audit.images`, :mod:`fedpriv.audit.text`,
+:mod:`fedpriv.audit.rows` and :mod:`fedpriv.audit.membership`, the attacks; :mod:`fedpriv.audit.judge`, what they show; :mod:`fedpriv.audit.page`, the
 report's page.
 """
 

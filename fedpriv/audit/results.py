@@ -21,7 +21,7 @@ from fedpriv.attacks.scoring.operating_points import OperatingPoints
 from fedpriv.attacks.scoring.scores import Rate, counts
 from fedpriv.files import Damaged, load_json
 from fedpriv.samples import Modality
-from fedpriv.scores.catalogue import score_named
+from fedpriv.scores.catalogue import SCORES, score_named
 from fedpriv.tracking.folder import read_run
 
 if TYPE_CHECKING:
@@ -320,7 +320,7 @@ class RowRates:
 
 @dataclass(frozen=True)
 class CellExample:
-    """A cell of an example row, decoded; ``guessed``: by the column's most frequent level or its mean."""
+    """A cell of an example row, decoded; ``guessed``: the column's most frequent value."""
 
     column: str
     true: str
@@ -704,6 +704,10 @@ class Cost:
     bytes_up_ratio: float | None = None
     metric: str = "accuracy"
     score: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.metric not in SCORES:  # an audit may come from elsewhere
+            raise ValueError(f"{self.metric!r} is no score")
 
     @property
     def ranked(self) -> float | None:

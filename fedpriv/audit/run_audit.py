@@ -54,8 +54,8 @@ from fedpriv.storage.run_folder import RunFolder
 
 ARRAYS = Reason(
     "does not apply",
-    "the attacks reconstruct images, texts and rows of a table, and the samples are arrays; a first layer that is fully connected "
-    "can reveal an array as it reveals a row",
+    "the attacks reconstruct images, texts and rows of a table, and the samples are arrays; a first layer that is fully "
+    "connected can reveal an array as it reveals a row",
 )
 CENTERS_OF_TEXTS = Reason(
     "does not apply", "the class centres are means of embeddings of texts, and the attack inverts only embeddings of images"

@@ -255,8 +255,8 @@ def rows(target: RowTarget) -> str:
         return f"From {where}, {best.outcome.attack} recovered {cells}, and {whole}{more}."
     by = ", ".join(attack.outcome.attack for attack in judge_rows.ran(target) if attack.outcome.status.is_evidence)
     return (
-        f"No row behind {where} was recovered by {by}, beyond guesses: {best.outcome.attack} has {cells} right, and {whole}; each "
-        f"recovered its control{_rows_left_out(target)}."
+        f"No row behind {where} was recovered by {by}, beyond guesses: {best.outcome.attack} has {cells} right, and {whole}; "
+        f"each recovered its control{_rows_left_out(target)}."
     )
 
 
@@ -432,11 +432,11 @@ def attributes(run: AuditedRun) -> list[str]:
         f"a difference of {100 * figures.advantage:+.0f} percentage points, 95 % interval {100 * figures.together.low:+.0f} to "
         f"{100 * figures.together.high:+.0f}, which holds for all {figures.together.of} columns and messages at once"
     ).replace("-", "−")
-    against = f"the other columns and the label tell {figures.guessed.share:.0%} ({difference})"
+    against = f"the best guess from the other columns has {figures.guessed.share:.0%} ({difference})"
     if beyond := judge_attributes.inferred(run):
         names = list(dict.fromkeys(attack.outcome.column for attack in beyond))
         others = f" Of {len(names)} columns the messages tell more: {', '.join(names)}." if len(names) > 1 else ""
-        return [f"Who knows all else of a row learns from {where} {rates}, where {against}.{others}"]
+        return [f"Who knows all else of a row learns from {where} {rates}; {against}.{others}"]
     why = judge_attributes.not_known(run)
     evidence = f"; that is no evidence: {why}" if why else ""
     return [

@@ -70,9 +70,9 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
 @click.option(
     "--fail-if",
     metavar="CONDITIONS",
-    help="Exit with code 3 if a condition holds for a run: recovered, words (of texts), membership_auc, membership_tpr, epsilon, "
-    "epsilon_measured, epsilon_excess or labels, such as 'recovered>0.05,epsilon>8'; epsilon_excess>0: canaries show more than "
-    "the privacy accountant claims.",
+    help="Exit with code 3 if a condition holds for a run: recovered, words (of texts), cells and attribute_advantage (of rows "
+    "of a table), membership_auc, membership_tpr, epsilon, epsilon_measured, epsilon_excess or labels, such as "
+    "'recovered>0.05,epsilon>8'; epsilon_excess>0: canaries show more than the privacy accountant claims.",
 )
 @click.option(
     "--model", metavar="PACKAGE.MODULE:NAME", help="The net of a record that names none: a class or function without arguments."

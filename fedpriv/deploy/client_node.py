@@ -184,7 +184,12 @@ class ClientNode:
             private, sums = private_statistics(config, noise, source), self.folder / "statistics.json"
             secure = config.wire.secure_aggregation
             self._respondent = key, Respondent(self.number, rows, private, secure, key.encode(), sums)
-        envelope.add({}, message=self._respondent[1].answer(question))
+        try:
+            envelope.add({}, message=self._respondent[1].answer(question))
+        except UsageError as error:  # which may quote a number
+            if self.source.private:
+                raise PrivateError(f"its statistics cannot be summed; {_SEE_LOG}") from error
+            raise
 
     def _agree(self, run: str, request: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
         """Accept the setup of a run, and the number of samples that it is based on; neither changes any more."""

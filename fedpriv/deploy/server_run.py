@@ -47,7 +47,7 @@ from fedpriv.simulation.inputs.unseen import SampleForm
 from fedpriv.simulation.results import write_results
 from fedpriv.simulation.run import OnRound, Warn, note_beginning, run_server
 from fedpriv.simulation.run_setup import settle
-from fedpriv.simulation.setup import resolve, with_default_share, with_schedule
+from fedpriv.simulation.setup import note_on_imbalance, resolve, with_default_share, with_metric, with_schedule
 from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking import check_tracking
 from fedpriv.wire import Refused, Sealed
@@ -246,6 +246,7 @@ def _agreement(config: RunConfig, facts: Sequence[Facts], statistics: Gathered |
     config = parse(RunConfig, config.chosen(), "the config with what the clients' data suggest")
     config, build = form.net(config, known.classes)
     agreement, _ = settle(config, build, known, sizes, DisjointClients(sizes), torch.device("cpu"))
+    agreement.config = with_metric(agreement.config, known)
     check_trains(agreement, sizes)
     return agreement
 
@@ -258,7 +259,10 @@ def _training_sizes(facts: Sequence[Facts]) -> dict[int, int]:
 def _notes(agreement: Agreement, facts: Sequence[Facts], statistics: Gathered | None) -> list[str]:
     """Notes for the user, a line each."""
     note = None if statistics is None else note_on_statistics(statistics, agreement.config)
-    return [*filter(None, [note]), *agreement.method.notes, *filter(None, [check_trains(agreement, _training_sizes(facts))])]
+    imbalance = note_on_imbalance(agreement.config, agreement.declared, class_names(facts))
+    of_classes = imbalance if agreement.method.objective.labels else None
+    idle = check_trains(agreement, _training_sizes(facts))
+    return [*filter(None, [note]), *agreement.method.notes, *filter(None, [idle, of_classes])]
 
 
 def _run(

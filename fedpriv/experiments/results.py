@@ -38,8 +38,9 @@ _CURVE = {
 _OTHER_MODELS = "global_accuracy_"
 """The beginning of the metrics of global models that were tested beside the server's, such as FedDyn's plain mean."""
 
-_NOT_COPIED = ("run_id", "run_dir", "payloads", "accuracy_per_client")
-"""Entries of a run's summary that the result leaves out: on its folder, or stored elsewhere in the result."""
+_NOT_COPIED = ("run_id", "run_dir", "payloads", "accuracy_per_client", "metric", "scores", "constant")
+"""Entries of a run's summary that the result leaves out: on its folder, stored elsewhere in the result, or scores beside
+accuracy, which no claim of a paper is about."""
 
 
 class Stored:

@@ -16,7 +16,7 @@ from fedpriv.audit.judge.measures import MEASURES, OpenRate, known_recovered, mo
 from fedpriv.audit.results import AuditedRun
 from fedpriv.errors import UsageError
 from fedpriv.experiments.claims import mean_interval
-from fedpriv.scores.catalogue import ACCURACY, Score, score_named
+from fedpriv.scores.catalogue import ACCURACY, SCORES, Score, score_named
 
 
 def _read_condition(value: object) -> object:
@@ -72,6 +72,10 @@ class Trade:
     score_interval: tuple[float, float] | None = None
     membership_open: float | None = None
     membership_not_tried: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.metric not in SCORES:
+            raise ValueError(f"{self.metric!r} is no score")
 
     @property
     def ranked(self) -> float | None:

@@ -36,7 +36,7 @@ _LETTERS = 29
 _BAND, _ALLOWED, _GREY = "#FFF1C2", "#DDEFE7", "#555555"
 RANKED = "ranked"
 """In place of a measure: the score that the points are ranked by."""
-_SHARES = ("recovered", "words", "labels")
+_SHARES = ("recovered", "words", "cells", "attribute_advantage", "labels")
 """Measures that are shown in percent."""
 
 

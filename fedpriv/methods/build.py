@@ -155,6 +155,11 @@ def _check(method: Method, config: RunConfig) -> None:
                 f"{kind} {part.name} needs {', '.join(missing)}, which {other_kind} {other.name} does not send; "
                 f"use --{other_kind} {part.name}"
             )
+    if method.shared and not method.shared_names:
+        raise UsageError(
+            f"method {method.name} sends the {' and the '.join(sorted(method.shared & objective.trained_roles))}, where the net "
+            f"{config.model.name} has no parameters; use another net, or a method that sends all layers, such as fedavg"
+        )
     roles = {name.split(".")[0] for name in method.context.space.names}
     if not method.context.space.parameters(objective.trained_roles):
         where = " and ".join(sorted(objective.trained_roles))

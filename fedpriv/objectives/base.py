@@ -92,7 +92,7 @@ class Objective(Part):
         elif private:
             why = "privacy.level sample takes the gradient of each sample alone, in which a weight has no effect"
         elif self.context.config.privacy.level == "client":
-            why = "it takes the clients' numbers of samples of each class, which no epsilon covers"
+            why = "weights by noisy numbers of samples of each class are not supported; use privacy.level=none"
         elif self.context.config.train.accumulate > 1:
             why = "with weights the loss is no mean over parts of a batch; use train.accumulate=1"
         elif self.context.class_weights is None:

@@ -7,6 +7,7 @@ client. Tests compare with scikit-learn and torchmetrics.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,7 @@ def scored(clients: Sequence[Predictions], classes: int) -> list[Scores]:
 class _Samples:
     """The samples of all clients, one client after another.
 
-    Sums are taken by ``bincount``, which adds up one sample after another: a client's sum does not depend on the others.
+    Sums are taken by numpy's ``bincount``, which adds up one sample after another: a client's sum does not depend on the others.
     """
 
     def __init__(self, clients: Sequence[Predictions]) -> None:
@@ -59,7 +60,7 @@ class _Samples:
 
     def sums(self, values: Floats) -> Floats:
         """The sum over each client's samples."""
-        return np.bincount(self.owner, values, len(self.clients))
+        return _totals(self.owner, values, len(self.clients))
 
     def by_class(self, classes: int) -> tuple[Floats, Floats]:
         """Balanced accuracy and macro F1 of each client, as scikit-learn has them.
@@ -70,13 +71,13 @@ class _Samples:
         true, predicted = self.owner * classes + self.labels, self.owner * classes + self.predicted
         pairs, place = np.unique(np.concatenate([true, predicted]), return_inverse=True)
         true, predicted = place[: len(true)], place[len(true) :]
-        support, named = (np.bincount(where, self.weights, len(pairs)) for where in (true, predicted))
-        right = np.bincount(true, self.weights * (self.labels == self.predicted), len(pairs))
+        support, named = (_totals(where, self.weights, len(pairs)) for where in (true, predicted))
+        right = _totals(true, self.weights * (self.labels == self.predicted), len(pairs))
         owner, held = pairs // classes, support > 0
 
         def mean(values: Floats, counted: NDArray[np.bool_]) -> Floats:
             count = len(self.clients)
-            return _ratio(np.bincount(owner, values, count), np.bincount(owner, counted, count))
+            return _ratio(_totals(owner, values, count), _totals(owner, counted, count))
 
         return mean(_ratio(right, support, 0.0), held), mean(_ratio(2 * right, support + named, 0.0), support + named > 0)
 
@@ -86,7 +87,7 @@ class _Samples:
         truth = self.labels == 1
         total, held = self.sums(self.weights), self.sums(self.weights * truth)
         bins = np.clip(np.searchsorted(_EDGES, positive, side="right") - 1, 0, BINS - 1)
-        gaps = np.abs(np.bincount(self.owner * BINS + bins, self.weights * (truth - positive), len(self.clients) * BINS))
+        gaps = np.abs(_totals(self.owner * BINS + bins, self.weights * (truth - positive), len(self.clients) * BINS))
         area, precision = self._by_threshold(positive, truth)
         spoiled = self.sums(np.isnan(positive)) > 0
         return {
@@ -107,8 +108,8 @@ class _Samples:
         ends = np.flatnonzero(np.append(owner[1:] != owner[:-1], True))
         positives, negatives = hits[ends], misses[ends]
         hits_before, misses_before = (_before(values, ends) for values in (hits, misses))
-        area = np.bincount(owner, (misses - misses_before) * (hits + hits_before) / 2, count)
-        steps = np.bincount(owner, (hits - hits_before) * _ratio(hits, hits + misses, 0.0), count)
+        area = _totals(owner, (misses - misses_before) * (hits + hits_before) / 2, count)
+        steps = _totals(owner, (hits - hits_before) * _ratio(hits, hits + misses, 0.0), count)
         return _ratio(area, positives * negatives), _ratio(steps, positives)
 
     def _running(self, values: Floats) -> Floats:
@@ -122,6 +123,11 @@ class _Samples:
             start += size
 
 
+def _totals(owner: NDArray[np.int64], values: NDArray[Any], count: int) -> Floats:
+    """The sum of the values of each of ``count`` owners."""
+    return np.asarray(np.bincount(owner, values, count), dtype=np.float64)
+
+
 def _before(values: Floats, ends: NDArray[np.intp]) -> Floats:
     """The value before each one; 0 before the first of a client."""
     before = np.concatenate([[0.0], values[:-1]])
@@ -129,6 +135,7 @@ def _before(values: Floats, ends: NDArray[np.intp]) -> Floats:
     return before
 
 
-def _ratio(parts: Floats, totals: NDArray[np.float64] | NDArray[np.int64], otherwise: float = np.nan) -> Floats:
+def _ratio(parts: Floats, totals: Floats, otherwise: float = np.nan) -> Floats:
     """Ratios; ``otherwise`` where the total is 0."""
-    return np.divide(parts, totals, out=np.full(len(parts), otherwise), where=totals > 0)
+    ratios: Floats = np.divide(parts, totals, out=np.full(len(parts), otherwise), where=totals > 0)
+    return ratios

@@ -21,7 +21,7 @@ from fedpriv.errors import ClientDiverged, UsageError
 from fedpriv.evaluation.chance import chance, constant_scores
 from fedpriv.files import Damaged
 from fedpriv.methods.build import changed_options
-from fedpriv.scores.own import OwnScores, check_own
+from fedpriv.scores.custom import CustomScores, check_custom
 from fedpriv.server.rounds import Server
 from fedpriv.simulation.executors.build import check_reachable
 from fedpriv.simulation.final_model import export_model
@@ -72,7 +72,7 @@ def start(
     warn: Warn,
     profiled: bool = False,
     on_answer: OnAnswer | None = None,
-    own: OwnScores = MappingProxyType({}),
+    custom: CustomScores = MappingProxyType({}),
 ) -> Outcome:
     """Start a new run, and run it to its end (or to Ctrl-C).
 
@@ -84,13 +84,13 @@ def start(
         warn: called with warnings of one line.
         profiled: write a profile of the rounds (:mod:`fedpriv.spans`).
         on_answer: called as clients answer.
-        own: scores of the user's own.
+        custom: scores of the user's own.
 
     Raises:
         UsageError: the config cannot be right; nothing was written.
         FedprivError: the run failed; its folder says ``failed`` and its last checkpoint is whole.
     """
-    rounds = start_by_round(config, runs_dir, on_start, warn, profiled, patient=True, on_answer=on_answer, own=own)
+    rounds = start_by_round(config, runs_dir, on_start, warn, profiled, patient=True, on_answer=on_answer, custom=custom)
     return _run_all(rounds, on_round)
 
 
@@ -102,7 +102,7 @@ def start_by_round(
     profiled: bool = False,
     patient: bool = False,
     on_answer: OnAnswer | None = None,
-    own: OwnScores = MappingProxyType({}),
+    custom: CustomScores = MappingProxyType({}),
 ) -> Rounds[Outcome]:
     """As :func:`start`, as a generator that runs one round at a time.
 
@@ -111,13 +111,13 @@ def start_by_round(
             either way.
     """
     began = time.perf_counter()
-    check_own(own)
+    check_custom(custom)
     federation = build(config)
     check_tracking(federation.config.tracking)
     check_reachable(federation.config.executor)
     with RunFolder.begin(federation.config, runs_dir) as folder, folder.in_memory():
-        _describe(federation, folder, own)
-        return (yield from _run(federation, folder, on_start, warn, began if profiled else None, patient, on_answer, own))
+        _describe(federation, folder, custom)
+        return (yield from _run(federation, folder, on_start, warn, began if profiled else None, patient, on_answer, custom))
 
 
 def resume(
@@ -128,7 +128,7 @@ def resume(
     profiled: bool = False,
     executor: Mapping[str, Any] = MappingProxyType({}),
     on_answer: OnAnswer | None = None,
-    own: OwnScores = MappingProxyType({}),
+    custom: CustomScores = MappingProxyType({}),
 ) -> Outcome:
     """Resume a killed or interrupted run from its last complete checkpoint; bit for bit as if it had not been interrupted.
 
@@ -136,13 +136,13 @@ def resume(
         profiled: as for :func:`start`; the profile covers the rounds that are run now.
         executor: ``workers``, ``ray_address`` and ``ray_workers``, on which no number depends; without ``workers``, as in the
             config.
-        on_answer, own: as for :func:`start`.
+        on_answer, custom: as for :func:`start`.
 
     Raises:
         UsageError: there is no run, another process is running it, or its config or its data were changed.
     """
     began = time.perf_counter()
-    check_own(own)
+    check_custom(custom)
     folder = RunFolder.open(path)
     summary = folder.summary()
     if summary is not None and folder.facts.get("status") == "finished" and damaged_partition(folder) is None:
@@ -163,21 +163,21 @@ def resume(
             _save_preprocessing(federation, folder)  # which may be damaged, too
         else:  # killed while the folder was being made
             federation = build(config)
-            _describe(federation, folder, own)
-        if lost := sorted(set(folder.facts.get("own_scores", ())) - own.keys()):
+            _describe(federation, folder, custom)
+        if lost := sorted(set(folder.facts.get("custom_scores", ())) - custom.keys()):
             warn(f"{', '.join(lost)} is not measured any more: fedpriv.resume(..., metrics=...) takes the functions again")
         since = began if profiled else None
-        return _run_all(_run(federation, folder, on_start, warn, since, True, on_answer, own), on_round)
+        return _run_all(_run(federation, folder, on_start, warn, since, True, on_answer, custom), on_round)
 
 
-def _describe(federation: Federation, folder: RunFolder, own: OwnScores) -> None:
+def _describe(federation: Federation, folder: RunFolder, custom: CustomScores) -> None:
     """Write the partition, the preprocessing, and the facts that are known before the first round."""
     _save_partition(federation, folder)
     _save_preprocessing(federation, folder)
     with folder.writing("the beginning of the run"):
         owners = owners_of(federation.config.data, federation.dataset.owners)
         names = {} if owners is None else {"client_names": list(owners.names)}
-        names |= {"own_scores": list(own)} if own else {}
+        names |= {"custom_scores": list(custom)} if custom else {}
         notes, executor = list(federation.prepared.notes), str(federation.choice)
         note_beginning(folder, federation.config, hashes(federation), notes=notes, executor=executor, **names)
 
@@ -224,12 +224,12 @@ def _run(
     profiled_since: float | None,
     patient: bool,
     on_answer: OnAnswer | None,
-    own: OwnScores,
+    custom: CustomScores,
 ) -> Rounds[Outcome]:
     for note in federation.prepared.notes:
         warn(note)
     profile = UNTIMED if profiled_since is None else _profile(federation, profiled_since)
-    simulation = Simulation(federation, folder, warn, profile, own)
+    simulation = Simulation(federation, folder, warn, profile, custom)
     simulation.on_answer = on_answer
 
     def results() -> dict[str, Any]:

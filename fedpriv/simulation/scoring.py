@@ -19,7 +19,7 @@ from fedpriv.methods.base import Phase, ServerState, phase
 from fedpriv.models.net import AFTER_ENCODER
 from fedpriv.samples import Modality, without
 from fedpriv.scores.computing import scored
-from fedpriv.scores.own import OwnScores, own_scored
+from fedpriv.scores.custom import CustomScores, custom_scored
 from fedpriv.scores.predictions import Predictions, pooled
 from fedpriv.server.clients import Evaluation
 from fedpriv.simulation.local_tests import LocalTests
@@ -45,7 +45,7 @@ class AllClientsScorer:
         store: the clients' private states.
         on_divergence: called with (client, round) if a client's adaptation diverged. It may raise to stop the run; otherwise the
             client is tested without the adaptation.
-        own: scores of the user's own.
+        custom: scores of the user's own.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class AllClientsScorer:
         federation: Federation,
         store: ClientStore,
         on_divergence: Callable[[int, int], None],
-        own: OwnScores = MappingProxyType({}),
+        custom: CustomScores = MappingProxyType({}),
     ) -> None:
-        self.federation, self.store, self.on_divergence, self.own = federation, store, on_divergence, own
+        self.federation, self.store, self.on_divergence, self.custom = federation, store, on_divergence, custom
         probes = federation.config.eval.probe != "none"
         self.prober = Prober(federation.resident, federation.dataset, federation.config) if probes else None
         self.resident, self.data, self.method = federation.resident, federation.data, federation.method
@@ -92,7 +92,7 @@ class AllClientsScorer:
             self.resident.row.copy_(server.row)
             if self.split == "test":
                 logits, labels = self._global("server")
-                common[None] = Predictions.of(logits, labels, keep=bool(self.own))
+                common[None] = Predictions.of(logits, labels, keep=bool(self.custom))
                 self._confusion = confusion_of(common[None].labels, common[None].predicted, self._classes)
                 metrics["test_loss"] = float(F.cross_entropy(logits, labels))
                 metrics |= {f"global_{name}": value for name, value in self._scores([common[None]])[0].items()}
@@ -136,8 +136,8 @@ class AllClientsScorer:
         return summaries, per_client
 
     def _scores(self, clients: Sequence[Predictions]) -> list[Scores]:
-        both = zip(scored(clients, self._classes), own_scored(self.own, clients), strict=True)
-        return [{**scores, **own} for scores, own in both]
+        both = zip(scored(clients, self._classes), custom_scored(self.custom, clients), strict=True)
+        return [{**scores, **further} for scores, further in both]
 
     def confusion(self, server: ServerState) -> Confusion:
         """Confusion matrix ``(C, C)`` of the server's model on the server's test set, a row per true class.
@@ -160,7 +160,7 @@ class AllClientsScorer:
                 chunks = (without(chunk, lacking) for chunk in self.data.chunks(self.split, CHUNK))
                 common[lacking] = torch.cat([self.resident.features(chunk) for chunk in chunks])
         state = self.federation, self.store, server, last, round
-        tests = LocalTests(*state, phases, common, self.on_divergence, bool(self.own))
+        tests = LocalTests(*state, phases, common, self.on_divergence, bool(self.custom))
         choice = self.federation.choice
         if choice is None or choice.together is None:
             return tests.one_by_one(self._tested)
@@ -195,7 +195,7 @@ class AllClientsScorer:
 
     def _predict(self, pool: Whole, lacking: Modality | None = None) -> Predictions:
         """The predictions of the resident model on all samples of a pool, without a modality."""
-        return Predictions.of(*self._global(pool, lacking), keep=bool(self.own))
+        return Predictions.of(*self._global(pool, lacking), keep=bool(self.custom))
 
     def _global(self, pool: Whole, lacking: Modality | None = None) -> tuple[Tensor, Tensor]:
         """Logits ``(N, C)`` of the resident model on all samples of a pool, without a modality, and their labels ``(N,)``."""

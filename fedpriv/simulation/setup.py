@@ -170,8 +170,9 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
         why = f"objective {agreement.method.objective.name} learns without labels"
         raise UsageError(f"eval.fresh_head tests clients on their labels, and {why}; eval.probe=linear tests its encoder")
     note = None if begun else check_trains(agreement, places.sizes)
-    agreement.config, imbalance = ranked(agreement.config, declared, loaded.dataset.classes)
-    notes = [*prepared.notes, *agreement.method.notes, *filter(None, [note, imbalance if uses_labels else None])]
+    agreement.config = with_metric(agreement.config, declared)
+    imbalance = note_on_imbalance(agreement.config, declared, loaded.dataset.classes) if uses_labels else None
+    notes = [*prepared.notes, *agreement.method.notes, *filter(None, [note, imbalance])]
     prepared = replace(prepared, notes=tuple(notes))
     dataset = loaded.dataset
     augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)
@@ -181,24 +182,33 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
     return Federation(agreement, prepared, dataset, data, resident, augment, choice, statistics=loaded.statistics, pooled=pooled)
 
 
-def ranked(config: RunConfig, declared: Declared, names: Sequence[str]) -> tuple[RunConfig, str | None]:
-    """The config with the score that the run is ranked by, and a note if that is so because its classes are imbalanced.
-
-    Args:
-        names: of the classes.
+def with_metric(config: RunConfig, declared: Declared) -> RunConfig:
+    """The config with ``eval.metric``, the score that the run is ranked by: where the numbers of samples of each class are not
+    known, accuracy.
 
     Raises:
         UsageError: the score that the config names does not suit the data.
     """
     named, counts = config.eval.metric, declared.class_counts
-    score = usual_score(counts or [1]) if named is None else score_named(named, declared.classes)
-    note = None
-    if named is None and counts and score is not ACCURACY:
-        note = (
-            f"{max(counts) / sum(counts):.1%} of the training labels are {names[counts.index(max(counts))]!r}: the run is ranked "
-            f"by {score.title} and not by accuracy (--set eval.metric=accuracy)"
-        )
-    return config.model_copy(update={"eval": config.eval.model_copy(update={"metric": score.name})}), note
+    usual = ACCURACY if counts is None else usual_score(counts)
+    score = usual if named is None else score_named(named, declared.classes)
+    return config.model_copy(update={"eval": config.eval.model_copy(update={"metric": score.name})})
+
+
+def note_on_imbalance(config: RunConfig, declared: Declared, names: Sequence[str]) -> str | None:
+    """A line on imbalanced classes, if the run is ranked as is usual for them.
+
+    Args:
+        config: with ``eval.metric``.
+        names: of the classes.
+    """
+    counts = declared.class_counts
+    if counts is None or ACCURACY is (score := usual_score(counts)) or config.eval.metric != score.name:
+        return None
+    return (
+        f"{max(counts) / sum(counts):.1%} of the training labels are {names[counts.index(max(counts))]!r}: the run is ranked by "
+        f"{score.title} and not by accuracy (--set eval.metric=accuracy)"
+    )
 
 
 def _pooled(loaded: Loaded) -> FederatedData:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from fedpriv.client.store import ClientStore
 from fedpriv.methods.base import Private
-from fedpriv.scores.own import OwnScores
+from fedpriv.scores.custom import CustomScores
 from fedpriv.server.clients import Clients
 from fedpriv.server.next_state import Outcome
 from fedpriv.server.rounds import Server, on_divergence
@@ -28,7 +28,7 @@ class Simulation(Server):
     Args:
         warn: called with warnings of one line.
         profile: times the categories of work.
-        own: scores of the user's own.
+        custom: scores of the user's own.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class Simulation(Server):
         folder: RunFolder,
         warn: Callable[[str], None],
         profile: Spans = UNTIMED,
-        own: OwnScores = MappingProxyType({}),
+        custom: CustomScores = MappingProxyType({}),
     ) -> None:
         self.federation, self.store = federation, ClientStore(folder.clients)
         if federation.augment is not None:
             federation.augment = profile.timed("data", federation.augment)
         self.executor = build_executor(federation, self.store, warn)
         self.executor.profile = profile
-        scorer = AllClientsScorer(federation, self.store, partial(on_divergence, federation.config, warn), own)
+        scorer = AllClientsScorer(federation, self.store, partial(on_divergence, federation.config, warn), custom)
         holders = federation.places.partition.holders() if federation.config.privacy.level == "sample" else None
         clients: Clients = self.executor
         if federation.config.wire.secure_aggregation:

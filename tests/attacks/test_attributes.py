@@ -24,7 +24,9 @@ def problem(seed: int) -> tuple[Equations, Tensor, Tensor, Tensor]:
     message = columns[chosen].sum(0) + ERROR * torch.randn(ENTRIES, dtype=torch.double, generator=draw)
     with_nuisance = torch.cat([columns, torch.zeros(1, ENTRIES, dtype=torch.double)])
     with_nuisance[-1, 0] = 1.0  # a nuisance column: the first entry shows nothing
-    products = _Products(with_nuisance @ with_nuisance.T, with_nuisance @ message, float(message @ message), ENTRIES, ERROR**2, 1.0)
+    products = _Products(
+        with_nuisance @ with_nuisance.T, with_nuisance @ message, float(message @ message), ENTRIES, ERROR**2, 1.0
+    )
     return Equations([products], None), prior, columns[:, 1:], message[1:]  # type: ignore[arg-type]
 
 
@@ -49,7 +51,7 @@ def test_likelihoods_are_those_of_the_gaussian_model_written_out(seed: int) -> N
 
 def test_what_a_value_does_on_average_shows_nothing() -> None:
     """With the mean columns of each value projected off, adding one of them to a message changes no likelihood."""
-    system, prior, columns, _ = problem(0)
+    system, prior, _, _ = problem(0)
     (products,) = system.products
     means = torch.eye(VALUES, dtype=torch.double).repeat(ROWS, 1) / ROWS
     shift = products.gram[:, : ROWS * VALUES] @ means[:, 1]

@@ -148,7 +148,7 @@ def row(
 def rows(*outcomes: RowOutcome, kind: TargetKind = "message", guessed: int = 20, **changes: Any) -> RowTarget:
     """A message of client 2 in round 1 on ten rows of five columns, or clients with a row each; ``guessed``: cells."""
     about: dict[str, Any] = {"title": "", "round": 1, "sender": Sender(2), "samples": 10, "columns": 5}
-    about["baselines"] = {"means and most frequent levels": RowRates(cells=wilson(guessed, 50), rows=wilson(0, 10))}
+    about["baselines"] = {"most frequent values": RowRates(cells=wilson(guessed, 50), rows=wilson(0, 10))}
     return RowTarget(kind=kind, outcomes=outcomes, **(about | changes))
 
 

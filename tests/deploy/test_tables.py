@@ -173,6 +173,15 @@ def test_an_infinite_number_stays_in_the_clients_log(hospitals: Path, tmp_path: 
     assert "column 'age' is inf" in capsys.readouterr().err
 
 
+def test_a_number_that_cannot_be_summed_stays_in_the_clients_log(
+    hospitals: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(hospitals / "north" / "train.csv", [*rows(1)[:30], "P1-99,1e39,f,120,no"])
+    with pytest.raises(FedprivError, match="client 1 cannot take part: its statistics cannot be summed; the client's own log"):
+        apart(hospitals, tmp_path / "apart")
+    assert "column 'age' holds 1e+39" in capsys.readouterr().err
+
+
 def test_a_client_names_no_level_of_fewer_rows_than_its_own_file_says(hospitals: Path, tmp_path: Path) -> None:
     grid = nodes(hospitals, tmp_path / "apart-clients", requires=Requires(min_level=5))
     asked = {"data.name": "patients.csv", "data.clients": 3, "data.partition.name": "iid", **TRAINED}

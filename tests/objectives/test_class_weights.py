@@ -13,6 +13,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor
 from torch.nn import functional as F
 
+import fedpriv
 from fedpriv.errors import UsageError
 from fedpriv.objectives.cross_entropy import CrossEntropy, balanced_weights, weighted_cross_entropy
 from fedpriv.simulation.setup import build
@@ -87,11 +88,12 @@ def test_clients_that_train_together_have_them_too(tmp_path: Path, table: dict[s
     assert not torch.allclose(alone, trained(tmp_path / "plain", method, table), atol=1e-3)
 
 
+NOISE = {"privacy.noise": 1.0, "privacy.statistics_epsilon": 1.0}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("l-dawa", {"model.name": "mlp2"}, "has no cross-entropy"),
     ("fedavg", {"train.accumulate": 2}, "no mean over parts"),
-    ("fedavg", {"privacy.level": "sample", "privacy.noise": 1.0}, "each sample alone"),
-    ("fedavg", {"privacy.level": "client", "privacy.noise": 1.0}, "no epsilon covers"),
+    ("fedavg", {"privacy.level": "sample", **NOISE}, "each sample alone"),
+    ("fedavg", {"privacy.level": "client", **NOISE}, "noisy numbers"),
 ]
 
 
@@ -101,9 +103,12 @@ def test_what_cannot_weigh_classes_says_so(method: str, options: dict[str, Any],
         build(config(method, **{**FOUR, **BALANCED, **options}))
 
 
-def test_a_deployment_does_not_know_the_counts(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="which the server does not know here"):
-        play_apart(tmp_path / "run", "fedavg", **FOUR, **BALANCED)
+def test_a_deployment_counts_the_classes_by_messages(tmp_path: Path) -> None:
+    lopsided = {**FOUR, "data.partition.name": "dirichlet", "data.partition.alpha": 0.1, "data.limit": 120, **BALANCED}
+    here = simulation(tmp_path / "here", "fedavg", **lopsided)
+    here.start()
+    record = fedpriv.load(play_apart(tmp_path / "apart", "fedavg", **lopsided)).records[-1]
+    assert record["per_client"] == here.run_round()["per_client"]
 
 
 def test_an_objective_with_a_loss_of_its_own_does_not_inherit_them() -> None:

@@ -56,6 +56,7 @@ def test_they_are_those_of_scikit_learn(classes: int, weighted: bool) -> None:
         assert ours.keys() == {score.name for score in scores_with(classes)}
 
 
+@pytest.mark.slow  # its import takes ten seconds
 def test_the_calibration_error_is_that_of_torchmetrics() -> None:
     from torchmetrics.functional.classification import binary_calibration_error
 

@@ -114,7 +114,7 @@ def test_the_plot_has_one_finished_run_a_seed(tmp_path: Path, monkeypatch: pytes
     (part / "metrics.jsonl").write_text("".join((part / "metrics.jsonl").read_text().splitlines(keepends=True)[:9]))
     set_status(part, "interrupted")
     drawn: list[dict[str, Any]] = []
-    monkeypatch.setattr("fedpriv.plots.compare_curves", lambda curves, path, leaks, score: drawn.append(curves))
+    monkeypatch.setattr("fedpriv.plots.compare_curves", lambda curves, *more: drawn.append(curves))
     call("compare", first, again, other, part, "--output", tmp_path / "out.png")
     call("compare", part, "--output", tmp_path / "out.png")
     summary = json.loads((first / "summary.json").read_text())

@@ -49,6 +49,7 @@ def log_likelihoods(
     public: LabelledSamples,
     path: Sequence[Mapping[str, Tensor]],
     clip: float | None = None,
+    certain: LabelledSamples | None = None,
 ) -> list[Tensor]:
     """The log-likelihood of each value of each row ``(n, V)``, up to a constant of each row, for each message.
 
@@ -56,6 +57,7 @@ def log_likelihoods(
         completed: the rows completed with each value: ``n * V`` samples, row by row.
         prior: ``(n, V)``, each row's sum is 1.
         public, path, clip: see :func:`fedpriv.attacks.inference.gradient_regression.gradient_regression`.
+        certain: the client's other rows, as far as the attacker knows them.
 
     Raises:
         Inapplicable: see there.
@@ -66,7 +68,7 @@ def log_likelihoods(
     shares = torch.unique(public.labels, return_counts=True)[1].double() / len(public)
     return [
         _likelihoods(system.informative(), prior, labels, len(public), shares)
-        for system in equations(messages, completed, public, path, clip)
+        for system in equations(messages, completed, public, path, clip, certain)
     ]
 
 

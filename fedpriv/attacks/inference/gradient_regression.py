@@ -187,10 +187,14 @@ def equations(
     public: LabelledSamples,
     path: Sequence[Mapping[str, Tensor]],
     clip: float | None = None,
+    certain: LabelledSamples | None = None,
 ) -> list[Equations]:
     """The linear system of each message; arguments and errors as for :func:`gradient_regression`.
 
     The columns are the candidates, the attacker's own samples, and the means of its samples of each class along the path.
+
+    Args:
+        certain: samples that are certainly behind the messages; the means of their gradients are further columns.
     """
     if (loss := messages[0].loss) is not None:
         raise Inapplicable(f"the client minimised {loss}, and the regression needs gradients of a cross-entropy on labels")
@@ -202,7 +206,7 @@ def equations(
         raise Inapplicable(f"the attacker has no sample of its own of class {min(lacking)}")
     path = [_normalised(messages[0], point, public) for point in path]
     sent, systems = [_Message.of(message) for message in messages], list[list[_Products]]([] for _ in messages)
-    for name, rows, entries in _columns(net, names, candidates, public, path, clip):
+    for name, rows, entries in _columns(net, names, candidates, public, path, clip, certain):
         gram: Tensor | None = None
         for message, system in zip(sent, systems, strict=True):
             products = message.products(name, rows, entries, len(candidates), len(public), gram)
@@ -233,16 +237,20 @@ def _columns(
     public: LabelledSamples,
     path: Sequence[Mapping[str, Tensor]],
     clip: float | None,
+    certain: LabelledSamples | None = None,
 ) -> Iterator[tuple[str, Tensor, Tensor | None]]:
     """For each tensor its name, the columns of the regression ``(q, p)`` in double precision, and its used entries, if not all.
 
     The columns are the deviations of candidates and of the attacker's own samples from the means of their classes, and these
-    means at every point of the path.
+    means at every point of the path; last, the means of the ``certain`` samples of each class.
     """
     classes = torch.unique(public.labels).tolist()
     entries = _entries(net, names, path[0], candidates, len(public))
     of_candidates, of_public = (_gradients(net, path[0], names, entries, part, clip) for part in (candidates, public))
     later = [[batch_gradient(net, point, names, public.of_class(label)) for label in classes] for point in path[1:]]
+    if certain is not None:
+        held = torch.unique(certain.labels).tolist()
+        later += [[batch_gradient(net, point, names, certain.of_class(label)) for label in held] for point in path]
     where = torch.searchsorted(torch.tensor(classes, device=public.labels.device), torch.cat([candidates.labels, public.labels]))
     for name in names:
         asked, own = of_candidates.pop(name).double(), of_public.pop(name).double()

@@ -38,7 +38,6 @@ from fedpriv.audit.results import (
     LabelResult,
     MembershipOutcome,
     Part,
-    RowFigures,
     RowOutcome,
     RowRates,
     RowTarget,
@@ -159,12 +158,13 @@ def _texts(target: TextTargetResult) -> Section:
 
 def _rows(target: RowTarget) -> Section:
     def cells(rates: RowRates) -> Cells:
-        own = rates if isinstance(rates, RowFigures) else None
-        kinds = [None, None, None] if own is None else [measured(own.numbers), measured(own.categories), measured(own.labels)]
+        kinds = [measured(getattr(rates, kind, None)) for kind in shown]
         return [measured(rates.cells), measured(rates.rows), *kinds]
 
-    best = rows.best(target)
-    names = ["%cells right", "%rows right in every cell", "%numbers right", "%categories right", "%labels right"]
+    best, of_all = rows.best(target), [attack.figures for attack in rows.ran(target)]
+    both = any(figures.numbers and figures.categories for figures in of_all)
+    shown = ["numbers", "categories"] * both + ["labels"] * any(figures.labels for figures in of_all)
+    names = ["%cells right", "%rows right in every cell", *(f"%{kind} right" for kind in shown)]
     guesses = {name: cells(guess) for name, guess in target.baselines.items()}
     blocks: list[Block] = [_attempts(target.outcomes, names, cells, guesses, None if best is None else best.outcome)]
     if best is not None:
@@ -174,7 +174,7 @@ def _rows(target: RowTarget) -> Section:
             lines.append(Row((cell.column, cell.true, cell.recovered, right, cell.guessed)))
         right = f"{best.figures.example.right} of {target.columns} cells are right"
         lead = f"The row that {best.outcome.attack} recovered best, of which {right}:"
-        heads = ("column", "#true", "#recovered", "outcome", "#mean or most frequent level")
+        heads = ("column", "#true", "#recovered", "outcome", "#most frequent value")
         blocks.append(Table("A true row and its reconstruction", heads, lines, lead=lead))
     return _of_target(target, [*blocks, Details(words.KNOWN, [Bullets(_knowledge(target.outcomes))])])
 

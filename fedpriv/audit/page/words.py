@@ -14,8 +14,8 @@ READ = (
 READ_ROWS = (
     "A cell of a row counts as recovered if its category is the true one, or its number lies within 0.319 standard deviations of "
     "the true one (a quarter of normally distributed numbers lie so near to their mean); a row counts if all its cells do. The "
-    "rows of a message are matched to the true ones first. The guesses beside each attack are the mean and the most frequent "
-    "level of each column, and other rows, matched in the same way: an attack that does no better has found nothing."
+    "rows of a message are matched to the true ones first. The guesses beside each attack are the most frequent value of "
+    "each column, and other rows, matched in the same way: an attack that does no better has found nothing."
 )
 RULES_OF_ROWS = "Of rows of a table, cells stand in the place of words, and inferred attributes in that of identified members."
 SNR = (
@@ -83,8 +83,9 @@ NO_ROWS = "No attack on rows was mounted on messages of this run{because} So it 
 FEW_ROWS = "Some attacks could not be mounted{because}"
 ATTRIBUTES = (
     "Of rows that a client trained on, one column is hidden at a time. The attacker completes each row with each value (of numbers, "
-    "the medians of ranges) and compares the completed rows’ gradients with the message. What the other columns tell is a "
-    "logistic regression on other clients’ rows, without a message: only the difference is due to the message."
+    "the medians of ranges) and compares the completed rows’ gradients with the message. Without a "
+    "message, the best of three guesses: logistic regression on all other rows, or on the client’s own, from the other columns and "
+    "the label; or the client’s most frequent value. Only the difference is due to the message."
 )
 KNOWN = "What each attacker was assumed to know"
 LOSSES = "Every attack has its own loss, so curves of different attacks are not comparable."

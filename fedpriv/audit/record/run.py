@@ -19,6 +19,7 @@ from fedpriv.attacks.core.columns import RowEncoding
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.inference.labels import Samples
 from fedpriv.attacks.scoring.guessing import most_common_share
+from fedpriv.audit.columns import row_encoding
 from fedpriv.audit.record.alteration import alteration
 from fedpriv.audit.record.attacker_view import AttackerView
 from fedpriv.audit.record.base import Message, PlainChange, PublicImages, Record, Truth
@@ -26,7 +27,6 @@ from fedpriv.audit.record.earlier_updates import plain_change
 from fedpriv.audit.record.statistics import MEANINGS, UNKNOWN, as_gradient, kinds, kinds_of_model, listed, named
 from fedpriv.audit.record.views import views_of
 from fedpriv.audit.results import Statistic
-from fedpriv.audit.rows.encoding import row_encoding
 from fedpriv.client.client import check_download
 from fedpriv.data.dataset import Texts
 from fedpriv.data.federated import Whole

@@ -14,6 +14,7 @@ from fedpriv.attacks.api import tensors
 from fedpriv.attacks.api.inversion import observed
 from fedpriv.attacks.api.label_rules import balanced
 from fedpriv.attacks.api.user_net import UserNet
+from fedpriv.attacks.core.columns import RowEncoding
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, copied
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference.labels import Samples
@@ -35,7 +36,8 @@ class UpdateRecord(Record):
     """One update, as the message of client 0 in round 1.
 
     Attributes:
-        model: from images ``(B, C, H, W)`` to logits, with the client's first weights, in the mode in which it trained.
+        model: from images ``(B, C, H, W)`` or rows ``(B, F)`` to logits, with the client's first weights, in the mode in which it
+            trained.
         net: the same, cut before its head.
         sent: the gradient of the mean loss or, with a schedule, the change of the weights.
         besides: what a payload holds besides the model, by the names on the wire.
@@ -44,6 +46,7 @@ class UpdateRecord(Record):
         mean, std: of the normalisation, by channel.
         public: images of the same kind, and their labels.
         transforms: what the update is known to have gone through.
+        encoding: of the columns, where the samples are rows of a table; ``None``: they are images.
     """
 
     name: str
@@ -59,9 +62,10 @@ class UpdateRecord(Record):
     std: Sequence[float] = (1.0,)
     public: PublicImages = (None, None)
     transforms: Sequence[Transform] = ()
+    encoding: RowEncoding | None = None
 
     def __post_init__(self) -> None:
-        self.modalities, self.declared = ("image",), True
+        self.modalities, self.declared = ("image",) if self.encoding is None else (), True
         self.classes, self.input_shape = self.net.classes, tuple(self.data.images.shape[1:])
 
     def messages(self, round: int | None = None, client: int | None = None) -> list[tuple[int, int]]:
@@ -88,10 +92,11 @@ class UpdateRecord(Record):
         return replace(seen, control_differences=self._differences, altered=altered, statistics=dict(self.besides))
 
     def _observed(self, sent: Mapping[str, Tensor], threat: ThreatModel, schedule: Schedule | None) -> Observation:
-        return observed(
+        seen = observed(
             self.model, self.net, sent, threat, input_shape=self.input_shape, n=len(self.data.labels),
             schedule=schedule, mean=self.mean, std=self.std,
         )  # fmt: skip
+        return replace(seen, encoding=self.encoding)
 
     @cached_property
     def _differences(self) -> tuple[str, ...]:
@@ -126,6 +131,13 @@ class UpdateRecord(Record):
     def truth(self, client: int) -> Truth:
         return self.data
 
+    def rows(self, client: int) -> Tensor:
+        return self.data.images
+
+    def public_rows(self) -> Tensor:
+        rows, _ = self.public
+        return self.data.images[:0] if rows is None else rows.cpu().float()
+
     def labels(self, client: int) -> Tensor:
         return self.data.labels
 
@@ -141,7 +153,7 @@ class UpdateRecord(Record):
         if images is None or labels is None:
             return None
         chosen = balanced(labels.cpu(), self.classes)
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        mean, std = (torch.tensor(values).view(-1, *[1] * (images.ndim - 2)) for values in (self.mean, self.std))
         return Samples((images.cpu().float()[chosen] - mean) / std, labels.cpu()[chosen])
 
     def statistics(self) -> tuple[Statistic, ...]:
@@ -151,6 +163,8 @@ class UpdateRecord(Record):
         parts = super().not_run()
         if "centers" not in kinds(self.besides):
             parts["class centres"] = Reason("not available", "the update came without class centres")
+        if self.encoding is not None and self.cannot_simulate is not None:
+            parts["attributes"] = self.cannot_simulate
         if self.sent.buffers:
             parts["buffers"] = NO_GRADIENT
         if changes := self._kinds("change"):
@@ -166,7 +180,9 @@ class UpdateRecord(Record):
             run_id=self.name,
             method="one update",
             title="One update of a training loop",
-            dataset=f"images of {'x'.join(map(str, self.input_shape))}",
+            dataset=f"images of {'x'.join(map(str, self.input_shape))}"
+            if self.encoding is None
+            else f"rows of {len(self.encoding.columns)} columns",
             model=type(self.model).__name__,
             modalities=self.modalities,
             seed=self.seed,

@@ -1,9 +1,10 @@
 """Attribute inference on the messages of a run: the attacker knows rows of a client but for one column, and asks the message.
 
-What the other columns and the label already tell is a logistic regression on other clients' rows: the attack's prior. A message
-also tells of the client's rows in general, such as that all of them have a value that is missing elsewhere, which is no finding on
-a single row. So the attack is compared with the best of three guesses on the same rows: that prior; the same by the client's
-remaining rows; and always its most frequent value.
+What the other columns and the label already tell is a logistic regression on other clients' rows and on the client's
+remaining rows, which the attacker knows, too, as the adversary of differential privacy does: the attack's prior. A message also
+tells of the client's rows in general, such as that all of them have a value that is missing elsewhere, which is no finding on a
+single row. So the attack is compared with the best of three guesses on the same rows: that prior; the same by the client's
+remaining rows alone; and always its most frequent value.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ LEVEL, SURE = 0.05, 0.001
 """Significance levels: of the intervals, for all columns at once; and of controls."""
 KNOWS = (
     "sees the payload, the architecture and the weights that were sent to the client",
-    "knows rows of the client and their labels, but for the hidden column; and that the client trained on them",
-    "has rows of other clients, from which it learns what the other columns and the label tell of the hidden one",
+    f"knows the client's rows and their labels, but of up to {ROWS} of them not the hidden column",
+    "has rows of other clients, from which it learns, too, what the other columns and the label tell of the hidden one",
     "knows the number of samples and the client's schedule",
 )
 
@@ -79,6 +80,10 @@ class _Rows:
     def at(self, index: Tensor | slice) -> _Rows:
         """Some of them."""
         return _Rows(self.rows[index], self.labels[index])
+
+    def beside(self, others: _Rows) -> _Rows:
+        """These and others."""
+        return _Rows(torch.cat([self.rows, others.rows]), torch.cat([self.labels, others.labels]))
 
 
 @dataclass(frozen=True)
@@ -162,8 +167,11 @@ def _on_message(record: RunRecord, round: int, client: int, seed: int) -> tuple[
     if not len(asked.labels):
         raise FedprivError(f"round {round}: no other client has rows of the client's classes")
     inputs = regression_inputs(record, message, _own_update(record, message, trained))
-    columns, trained = list(choices_of(record.encoding, known.rows))[:COLUMNS], trained.at(torch.isin(trained.labels, known.labels))
-    lesson = _Lesson(inputs.messages[1], trained.at(slice(LESSON)), known, inputs)
+    columns, trained = (
+        list(choices_of(record.encoding, known.rows))[:COLUMNS],
+        trained.at(torch.isin(trained.labels, known.labels)),
+    )
+    lesson = _Lesson(inputs.messages[1], trained.at(slice(LESSON)), trained.at(slice(LESSON, None)), known, inputs)
     named = [_ask(lesson, inputs.messages, choices, asked, rest) for choices in columns]
     observed, sender = inputs.messages[0], record.sender(round, client)
     negative = _negative([pair[1] for pair in named], round)
@@ -224,27 +232,31 @@ class _Lesson:
     """What the attacker has besides the messages that it attacks.
 
     Attributes:
-        message: on rows that it knows; ``rows``: some of them.
+        message: on rows that it knows: ``rows``, and ``others``.
         known: further rows.
     """
 
     message: Observation
     rows: _Rows
+    others: _Rows
     known: _Rows
     inputs: RegressionInputs
 
-    def likelihoods(self, messages: Sequence[Observation], choices: Choices, prior: Tensor, asked: _Rows) -> list[Tensor]:
-        """The log-likelihoods of each value of the asked rows, for each message."""
+    def likelihoods(
+        self, messages: Sequence[Observation], choices: Choices, prior: Tensor, asked: _Rows, others: _Rows
+    ) -> list[Tensor]:
+        """The log-likelihoods of each value of the asked rows, for each message on them and on ``others``."""
         values, device = len(choices.entries), next(iter(self.inputs.path[0].values())).device
         completed = samples(choices.completed(asked.rows).to(device), asked.labels.repeat_interleave(values).to(device))
         few = self.known.at(_some_of_each(self.known.labels, asked.labels))
         public = samples(few.rows.to(device), few.labels.to(device))
-        return log_likelihoods(messages, completed, prior, public, self.inputs.path, self.inputs.clip)
+        certain = samples(others.rows.to(device), others.labels.to(device)) if len(others.labels) else None
+        return log_likelihoods(messages, completed, prior, public, self.inputs.path, self.inputs.clip, certain)
 
     def trust(self, choices: Choices) -> float:
         """How far likelihoods are to be trusted, by the message whose rows the attacker knows."""
-        prior = _told(choices, self.known, self.rows)
-        (learned,) = self.likelihoods([self.message], choices, prior, self.rows)
+        prior = _told(choices, self.known.beside(self.others), self.rows)
+        (learned,) = self.likelihoods([self.message], choices, prior, self.rows, self.others)
         return trust(prior, learned, choices.of(self.rows.rows))
 
 
@@ -252,16 +264,16 @@ def _ask(lesson: _Lesson, messages: Sequence[Observation], choices: Choices, ask
     """What each message names of a column of the asked rows.
 
     Args:
-        rest: the client's remaining rows, for the guess that they give; the attacker does not know them.
+        rest: the client's remaining rows.
     """
     began = time.process_time()
-    true, prior = choices.of(asked.rows), _told(choices, lesson.known, asked)
+    true, prior = choices.of(asked.rows), _told(choices, lesson.known.beside(rest), asked)
     guesses = [prior.argmax(1), true.mode().values.expand_as(true)]
     if len(rest.labels) >= FEWEST:
         guesses.append(_told(choices, rest, asked).argmax(1))
     guessed = max((guess == true for guess in guesses), key=lambda right: int(right.sum()))
     power = lesson.trust(choices)
-    named = [probabilities(prior, each, power).argmax(1) for each in lesson.likelihoods(messages, choices, prior, asked)]
+    named = [probabilities(prior, each, power).argmax(1) for each in lesson.likelihoods(messages, choices, prior, asked, rest)]
     seconds = (time.process_time() - began) / len(messages)
     return [_Named.of(values == true, guessed, seconds) for values in named]
 
@@ -323,13 +335,15 @@ def _same_net(
     """Whether the attack names values of the attacker's own rows in an undefended message of this net on them, with the same
     steps; ``None``: the weights at which the client began were not kept."""
     weights = record.started(message) or record.started(replace(message, first_update=True))
-    if weights is None:
+    if weights is None or len(client.labels) < 2:
         return None
-    asked, rest = client.at(slice(LESSON, LESSON + ROWS)), client.at(slice(LESSON + ROWS, None))
+    cut = min(LESSON, len(client.labels) // 2)
+    asked = client.at(slice(cut, cut + ROWS))
+    rest = client.at(slice(cut)).beside(client.at(slice(cut + ROWS, None)))
 
     def check() -> tuple[bool, str]:
         sent = undefended(inputs.messages[0], weights, client.rows, client.labels, seed)
-        lesson = _Lesson(sent, client.at(slice(LESSON)), known, replace(inputs, clip=None))
+        lesson = _Lesson(sent, client.at(slice(cut)), client.at(slice(cut, None)), known, replace(inputs, clip=None))
         every = _Named.pooled([_ask(lesson, [sent], choices, asked, rest)[0] for choices in columns])
         low, high = every.interval(LEVEL)
         return low > 0, (

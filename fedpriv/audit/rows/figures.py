@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fedpriv.attacks.core.columns import Cell, NumberColumn, RowEncoding
 from fedpriv.attacks.lab.row_attempts import RowAttempt
-from fedpriv.attacks.scoring.row_scores import typical_row
 from fedpriv.attacks.scoring.scores import Rate, wilson
 from fedpriv.audit.results import CellExample, RowExample, RowFigures, RowRates
 
@@ -20,13 +19,13 @@ FEW_ROWS = 7
 
 
 def row_figures(
-    attempt: RowAttempt, rows: Tensor, encoding: RowEncoding, guesses: Mapping[str, Tensor], public: Tensor
+    attempt: RowAttempt, rows: Tensor, encoding: RowEncoding, guesses: Mapping[str, Tensor], constant: Tensor
 ) -> RowFigures | None:
     """The figures of an attempt on rows ``(n, F)``; ``None``: it was not mounted.
 
     Args:
         guesses: which cells guesses have right ``(n, K)``, by name.
-        public: rows that no client trained on ``(m, F)``.
+        constant: the row of most frequent values ``(F,)``.
     """
     scores, result = attempt.scores, attempt.reconstruction
     if scores is None or result is None or attempt.raw is None:
@@ -41,7 +40,7 @@ def row_figures(
         categories=_rate(scores.hits[:, ~numeric]),
         labels=scores.labels,
         by_chance=by_chance(scores.hits, {name: hits[:n] for name, hits in guesses.items()}),
-        example=example(attempt.raw, rows[:n], scores.hits, encoding, public),
+        example=example(attempt.raw, rows[:n], scores.hits, encoding, constant),
         cpu_seconds=result.cpu_seconds,
     )
 
@@ -75,11 +74,10 @@ def by_chance(hits: Tensor, guesses: Mapping[str, Tensor]) -> float:
     return float(wilcoxon(differences, alternative="greater").pvalue)
 
 
-def example(raw: Tensor, true: Tensor, hits: Tensor, encoding: RowEncoding, public: Tensor) -> RowExample:
-    """The row with most right cells, cell by cell, beside the guess of means and most frequent levels."""
+def example(raw: Tensor, true: Tensor, hits: Tensor, encoding: RowEncoding, constant: Tensor) -> RowExample:
+    """The row with most right cells, cell by cell, beside the most frequent values."""
     at = int(hits.sum(1).argmax())
-    typical = typical_row(encoding, public if len(public) else None)
-    decoded = (encoding.decode(row[None].cpu())[0] for row in (true[at], raw[at], typical))
+    decoded = (encoding.decode(row[None].cpu())[0] for row in (true[at], raw[at], constant))
     rows = zip(encoding.columns, *decoded, hits[at].tolist(), strict=True)
     return RowExample(
         tuple(

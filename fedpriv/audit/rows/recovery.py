@@ -102,7 +102,7 @@ def _enough(result: RowTarget) -> Reason | None:
 
 
 def _outcome(attempt: RowAttempt, target: Target, guesses: Mapping[str, Tensor], baselines: Mapping[str, RowRates]) -> RowOutcome:
-    attacker, figures = attempt.attacker, row_figures(attempt, target.rows, target.encoding, guesses, target.public)
+    attacker, figures = attempt.attacker, row_figures(attempt, target.rows, target.encoding, guesses, target.constant)
     return RowOutcome(
         attack=attacker.name,
         status=attempt.status(figures is not None and beyond_guesses(figures, baselines)),
@@ -114,6 +114,8 @@ def _outcome(attempt: RowAttempt, target: Target, guesses: Mapping[str, Tensor],
 
 
 def _budget(attacker: Attacker[RowAttack]) -> str:
-    words = {"steps": "steps", "restarts": "restarts", "members": "members", "iterations": "steps"}
+    if not attacker.attack.optimises:
+        return "no optimisation"
+    words = {"steps": "steps of Adam", "starts": "starts", "sweeps": "sweeps"}
     options = {each.name: getattr(attacker.attack, each.name) for each in fields(attacker.attack)}  # type: ignore[arg-type]
-    return ", ".join(f"{options[name]} {word}" for name, word in words.items() if name in options) or "no optimisation"
+    return ", ".join(f"{options[name]} {word}" for name, word in words.items() if name in options)

@@ -24,8 +24,11 @@ from fedpriv.audit.record.base import Message, Record
 from fedpriv.audit.rows.figures import by_chance, whole_rows
 from fedpriv.errors import UsageError
 
-TYPICAL, OTHERS = "means and most frequent levels", "other rows"
-"""Guesses made without a message: the same row each time; and rows that no client trained on, matched as those of an attack."""
+CONSTANT, OTHERS = "most frequent values", "other rows"
+"""Guesses made without a message: the same row each time, whose cells are right as often as those of any; and rows that no client
+trained on, matched as those of an attack."""
+CANDIDATES = 300
+"""Public rows whose cells are tried as the most frequent values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +72,23 @@ class Target(Doubts, Rows):
         more_cells = all(hits.sum() > guess.sum() for guess in self.guesses().values())
         return not more_rows and not (more_cells and by_chance(hits, self.guesses()) <= BY_CHANCE)
 
+    @property
+    def constant(self) -> Tensor:
+        """The row ``(F,)`` whose cells are right as often as those of any, of public rows; without these, that of means and modes."""
+        row = typical_row(self.encoding).to(self.rows)
+        if len(self.public):
+            public = self.public.to(self.rows)
+            hits = torch.stack([right_cells(each, public, self.encoding).sum(0) for each in public[:CANDIDATES]])  # (m, K)
+            for at, best in zip(self.encoding.entries, hits.argmax(0).tolist(), strict=True):
+                row[at] = public[best, at]
+        return row
+
     def guesses(self) -> dict[str, Tensor]:
         """Which cells guesses have right ``(n, K)``, by name."""
-        reference = self.public if len(self.public) else None
-        typical = typical_row(self.encoding, reference).to(self.rows).expand_as(self.rows)
-        drawn = {TYPICAL: typical}
-        if reference is not None:
+        drawn = {CONSTANT: self.constant.expand_as(self.rows)}
+        if len(self.public):
             generator = torch.Generator().manual_seed(self.seed)
-            others = reference[torch.randint(len(reference), (len(self.rows),), generator=generator)].to(self.rows)
+            others = self.public[torch.randint(len(self.public), (len(self.rows),), generator=generator)].to(self.rows)
             drawn[OTHERS], _ = in_order(others, self.rows, self.encoding, self.count)
         return {name: right_cells(rows, self.rows, self.encoding) for name, rows in drawn.items()}
 

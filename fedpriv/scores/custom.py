@@ -12,12 +12,12 @@ from fedpriv.errors import UsageError
 from fedpriv.scores.catalogue import SCORES, Scores
 from fedpriv.scores.predictions import Predictions
 
-OwnScore = Callable[[Tensor, Tensor], float]
+CustomScore = Callable[[Tensor, Tensor], float]
 """Probabilities of the classes ``(n, C)`` float64, and labels ``(n,)`` int64 -> a number."""
-OwnScores = Mapping[str, OwnScore]
+CustomScores = Mapping[str, CustomScore]
 
 
-def check_own(scores: OwnScores) -> None:
+def check_custom(scores: CustomScores) -> None:
     """Check the names of scores of the user's own; :class:`UsageError` if one is no name, or one of fedpriv's scores."""
     for name, function in scores.items():
         if not (isinstance(name, str) and name.isidentifier() and name.isascii()):
@@ -28,14 +28,14 @@ def check_own(scores: OwnScores) -> None:
             raise UsageError(f"metrics: {name} is no function of probabilities (n, C) and labels (n,)")
 
 
-def own_scored(functions: OwnScores, clients: Sequence[Predictions]) -> list[Scores]:
+def custom_scored(functions: CustomScores, clients: Sequence[Predictions]) -> list[Scores]:
     """The user's own scores of each client, without those that are not finite. Samples have no weights here."""
     if not functions:
         return [{} for _ in clients]
     return [{name: value for name, value in _values(functions, client) if math.isfinite(value)} for client in clients]
 
 
-def _values(functions: OwnScores, client: Predictions) -> list[tuple[str, float]]:
+def _values(functions: CustomScores, client: Predictions) -> list[tuple[str, float]]:
     assert client.logits is not None, "they are kept for this"
     probabilities, labels = torch.softmax(client.logits.double(), 1), torch.from_numpy(client.labels)
     return [(name, float(function(probabilities, labels))) for name, function in functions.items()]
