@@ -2,9 +2,9 @@
 
 ``run_audit`` audits one run, whose results are those of ``results``, ``report`` compares runs, ``called`` is
 ``fedpriv.audit(run)``.
-The packages: :mod:`fedpriv.audit.record`, the attacker's view of a run; :mod:`fedpriv.audit.images`, :mod:`fedpriv.audit.text`,
-:mod:`fedpriv.audit.rows` and :mod:`fedpriv.audit.membership`, the attacks; :mod:`fedpriv.audit.judge`, what they show; :mod:`fedpriv.audit.page`, the
-report's page.
+The packages: :mod:`fedpriv.audit.record`, the attacker's view of a run; :mod:`fedpriv.audit.images`,
+:mod:`fedpriv.audit.text`, :mod:`fedpriv.audit.rows` and :mod:`fedpriv.audit.membership`, the attacks;
+:mod:`fedpriv.audit.judge`, what they show; :mod:`fedpriv.audit.page`, the report's page.
 """
 
 from __future__ import annotations

@@ -118,12 +118,12 @@ class Nothing(RowAttack):
 def test_the_attack_of_a_plugin_is_audited_and_without_a_control_its_failure_is_no_evidence(
     trained: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ATTACKS, "_known", {"nothing": Nothing})
+    monkeypatch.setattr(ATTACKS, "_known", {**ATTACKS.all(), "nothing": Nothing})
     run = audited(trained("plugin"))
-    outcomes = [outcome for target in run.rows for outcome in target.outcomes]
-    assert outcomes and {outcome.attack for outcome in outcomes} == {"nothing"}
-    assert {outcome.status.word for outcome in outcomes} == {"inconclusive"}
-    assert any("no control shows" in sentence for sentence in run.verdict)
+    own = [outcome for target in run.rows for outcome in target.outcomes if outcome.attack == "nothing"]
+    assert {target.kind for target in run.rows} == {"message", "single row"} and len(own) == len(run.rows)
+    assert {outcome.status.word for outcome in own} == {"inconclusive"}
+    assert all("no control shows" in outcome.status.why for outcome in own)
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def probabilities(prior: Tensor, likelihoods: Tensor, power: float = 1.0) -> Ten
 
 
 def trust(prior: Tensor, likelihoods: Tensor, true: Tensor) -> float:
-    """The power of the likelihoods with which the true values ``(n,)`` of rows are most probable; 0: the message tells nothing."""
+    """The power of the likelihoods at which the true values ``(n,)`` of rows are most probable; 0: a message tells nothing."""
     known = true >= 0
 
     def score(power: float) -> float:

@@ -1,4 +1,4 @@
-"""What attacks on rows of a table show: cells and whole rows recovered, and whether that is more than guesses without the message."""
+"""What attacks on rows of a table show: cells and whole rows recovered, and whether that is more than guesses recover."""
 
 from __future__ import annotations
 

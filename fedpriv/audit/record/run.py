@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.api.label_rules import balanced
+from fedpriv.attacks.core import columns as attackers
 from fedpriv.attacks.core.columns import RowEncoding
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.inference.labels import Samples
 from fedpriv.attacks.scoring.guessing import most_common_share
-from fedpriv.audit.columns import row_encoding
 from fedpriv.audit.record.alteration import alteration
 from fedpriv.audit.record.attacker_view import AttackerView
 from fedpriv.audit.record.base import Message, PlainChange, PublicImages, Record, Truth
@@ -29,6 +29,7 @@ from fedpriv.audit.record.views import views_of
 from fedpriv.audit.results import Statistic
 from fedpriv.client.client import check_download
 from fedpriv.data.dataset import Texts
+from fedpriv.data.encoding import Column, NumberColumn
 from fedpriv.data.federated import Whole
 from fedpriv.data.tokens import tokenise
 from fedpriv.errors import FedprivError, UsageError
@@ -302,3 +303,14 @@ class RunRecord(Record):
 def public_images(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The first :data:`REFERENCES` of uint8 images ``(N, C, H, W)``, in [0, 1], and their labels."""
     return images[:REFERENCES].float().cpu() / 255, labels[:REFERENCES].cpu()
+
+
+def row_encoding(columns: Sequence[Column]) -> RowEncoding | None:
+    """The encoding of a table's rows, on which server and clients agreed; ``None`` without columns, as for arrays."""
+    return RowEncoding(tuple(map(_known, columns))) if columns else None
+
+
+def _known(column: Column) -> attackers.Column:
+    if isinstance(column, NumberColumn):
+        return attackers.NumberColumn(column.name, column.mean, column.std, column.gaps)
+    return attackers.CategoryColumn(column.name, column.levels)

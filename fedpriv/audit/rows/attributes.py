@@ -255,7 +255,7 @@ class _Lesson:
 
     def trust(self, choices: Choices) -> float:
         """How far likelihoods are to be trusted, by the message whose rows the attacker knows."""
-        prior = _told(choices, self.known.beside(self.others), self.rows)
+        prior = _by_others(choices, self.known.beside(self.others), self.rows)
         (learned,) = self.likelihoods([self.message], choices, prior, self.rows, self.others)
         return trust(prior, learned, choices.of(self.rows.rows))
 
@@ -267,10 +267,10 @@ def _ask(lesson: _Lesson, messages: Sequence[Observation], choices: Choices, ask
         rest: the client's remaining rows.
     """
     began = time.process_time()
-    true, prior = choices.of(asked.rows), _told(choices, lesson.known.beside(rest), asked)
+    true, prior = choices.of(asked.rows), _by_others(choices, lesson.known.beside(rest), asked)
     guesses = [prior.argmax(1), true.mode().values.expand_as(true)]
     if len(rest.labels) >= FEWEST:
-        guesses.append(_told(choices, rest, asked).argmax(1))
+        guesses.append(_by_others(choices, rest, asked).argmax(1))
     guessed = max((guess == true for guess in guesses), key=lambda right: int(right.sum()))
     power = lesson.trust(choices)
     named = [probabilities(prior, each, power).argmax(1) for each in lesson.likelihoods(messages, choices, prior, asked, rest)]
@@ -278,7 +278,7 @@ def _ask(lesson: _Lesson, messages: Sequence[Observation], choices: Choices, ask
     return [_Named.of(values == true, guessed, seconds) for values in named]
 
 
-def _told(choices: Choices, known: _Rows, asked: _Rows) -> Tensor:
+def _by_others(choices: Choices, known: _Rows, asked: _Rows) -> Tensor:
     return told_by_others(choices, (known.rows, known.labels), (asked.rows, asked.labels))
 
 

@@ -74,7 +74,7 @@ class Target(Doubts, Rows):
 
     @property
     def constant(self) -> Tensor:
-        """The row ``(F,)`` whose cells are right as often as those of any, of public rows; without these, that of means and modes."""
+        """The row ``(F,)`` whose cells are right as often as those of any, by public rows; without these, of means and modes."""
         row = typical_row(self.encoding).to(self.rows)
         if len(self.public):
             public = self.public.to(self.rows)
