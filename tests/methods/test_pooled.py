@@ -164,6 +164,12 @@ def test_what_needs_clients_is_refused(options: dict[str, Any], why: str) -> Non
         build(config("pooled", **options))
 
 
+def test_a_method_that_would_send_nothing_of_a_net_is_refused(patients: Path) -> None:
+    table = {**TABLE, "data.name": str(patients), "method.name": "fedper", "tracking.uri": "none"}
+    with pytest.raises(UsageError, match="method fedper sends the encoder, where the net linear has no parameters"):
+        build(load_config(None, table))
+
+
 def test_a_deployment_refuses_it(tmp_path: Path) -> None:
     from fedpriv.deploy.server_run import start
 
