@@ -62,8 +62,8 @@ def audit_update(
     and compares.
 
     Args:
-        model: any net from images ``(B, C, H, W)``, or rows of a table ``(B, F)``, to logits, with the weights that the client began with, in the mode in which
-            it trained. With dropout in training mode, a failure is no evidence.
+        model: any net from images ``(B, C, H, W)``, or rows of a table ``(B, F)``, to logits, with the weights that the client
+            began with, in the mode in which it trained. With dropout in training mode, a failure is no evidence.
         update: tensors or arrays by name, or in the order of ``model.named_parameters()`` or ``model.state_dict()`` with ``None``
             for what was not sent: the gradient of the mean cross-entropy, or with ``lr`` the change of the weights (after minus
             before). Names may have a prefix, such as ``module.``. Buffers such as running statistics are listed and not attacked.
@@ -97,8 +97,8 @@ def audit_update(
     if encoding is not None:
         if images.shape != (n, encoding.width) or not integers or not n or not bool(images.isfinite().all()):
             raise UsageError(
-                f"data: rows (n, {encoding.width}) of finite numbers, as many as the columns have entries, and integer labels (n,), "
-                "at least one"
+                f"data: rows (n, {encoding.width}) of finite numbers, an entry for each of the columns' entries, and integer "
+                "labels (n,), at least one"
             )
     elif images.ndim != 4 or not integers or len(images) != n or not n or not bool(((images >= 0) & (images <= 1)).all()):
         raise UsageError("data: images (n, C, H, W) in [0, 1] and integer labels (n,), at least one")

@@ -27,7 +27,8 @@ from fedpriv.cli.terminal import FilePath
     "a range, such as gaussian:variance=1e-7..1e-2, is searched. Separated by spaces; repeatable.",
 )
 @click.option(
-    "--target", help="What must hold: recovered, words, cells, membership_auc, epsilon, labels, such as 'recovered<=0.05,epsilon<=8'."
+    "--target",
+    help="What must hold: recovered, words, cells, membership_auc, epsilon, labels, such as 'recovered<=0.05,epsilon<=8'.",
 )
 @click.option(
     "--output", type=FilePath(file_okay=False), default=Path("frontier"), show_default=True, help="Folder of all files."

@@ -156,7 +156,7 @@ class Dataset:
 
     def repeated(self) -> int:
         """How many test samples are the same as a training sample, whatever their labels."""
-        parts = [part for part in (self.images, self.vectors, self.texts) if part is not None]
+        parts: list[tuple[Any, Any]] = [part for part in (self.images, self.vectors, self.texts) if part is not None]
         if self.cells:
             parts = [(bytes_of_rows(self.cells, "train"), bytes_of_rows(self.cells, "test"))]
 

@@ -70,8 +70,8 @@ class Source:
             if name in self.drop or (allowed is not None and name not in allowed):
                 raise UsageError(f"data.features: the client's file lets no run use column {name!r} (data.features, data.drop)")
         features = self.features if data.features is None else data.features
-        columns = {"label": self.label, "features": features, "drop": (*data.drop, *self.drop)}
-        if features is not None:
-            columns["features"] = tuple(name for name in features if name not in columns["drop"])
+        drop = (*data.drop, *self.drop)
+        kept = None if features is None else tuple(name for name in features if name not in drop)
+        columns = {"label": self.label, "features": kept, "drop": drop}
         partition = {} if self.share == "partition" else {"partition": data.partition.model_copy(update={"column": None})}
         return data.model_copy(update={"name": self.name, "dir": self.dir, **columns, **partition})

@@ -129,7 +129,7 @@ def _transformed(reply: Message, received: Mapping[str, NDArray[Any]], built: It
     return reply
 
 
-class RequireClip(Strategy):
+class RequireClip(Strategy):  # type: ignore[misc]
     """A strategy that leaves out answers whose change is longer than clients may send.
 
     It sees the norm alone: it cannot tell whether noise was added, or noise of which strength.
@@ -156,7 +156,8 @@ class RequireClip(Strategy):
         answers = list(replies)
         kept = [reply for reply in answers if reply.has_error() or self._is_short(reply)]
         self.refused[server_round] = [reply.metadata.src_node_id for reply in answers if reply not in kept]
-        return self.strategy.aggregate_train(server_round, kept)
+        merged: tuple[ArrayRecord | None, MetricRecord | None] = self.strategy.aggregate_train(server_round, kept)
+        return merged
 
     def _is_short(self, reply: Message) -> bool:
         arrays = arrays_of(reply)
@@ -168,7 +169,8 @@ class RequireClip(Strategy):
         return math.isfinite(length) and length <= most * (1 + 1e-5)
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+        messages: Iterable[Message] = self.strategy.configure_evaluate(server_round, arrays, config, grid)
+        return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         return self.strategy.aggregate_evaluate(server_round, replies)

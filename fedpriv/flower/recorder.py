@@ -92,7 +92,7 @@ class _ClientRecorder:
             )
 
 
-class RecordedStrategy(Strategy):
+class RecordedStrategy(Strategy):  # type: ignore[misc]
     """A strategy that records what the server sends for training and what it is answered::
 
         strategy = fedpriv.flower.RecordedStrategy(FedAvg(), "record", classes=10, input_shape=(3, 32, 32))
@@ -122,10 +122,12 @@ class RecordedStrategy(Strategy):
                 client = reply.metadata.src_node_id
                 arrays, examples = arrays_of(reply), _examples(reply)
                 self.recording.answered(server_round, client, arrays, kind=self.kind, num_examples=examples)
-        return self.strategy.aggregate_train(server_round, answers)
+        merged: tuple[ArrayRecord | None, MetricRecord | None] = self.strategy.aggregate_train(server_round, answers)
+        return merged
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+        messages: Iterable[Message] = self.strategy.configure_evaluate(server_round, arrays, config, grid)
+        return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         return self.strategy.aggregate_evaluate(server_round, replies)
@@ -142,7 +144,7 @@ def _begun(folder: str | os.PathLike[str], facts: Mapping[str, Any]) -> Recordin
 
 def is_training(message: Message) -> bool:
     """Whether a message asks a client to train."""
-    return message.metadata.message_type.partition(".")[0] == MessageType.TRAIN
+    return bool(message.metadata.message_type.partition(".")[0] == MessageType.TRAIN)
 
 
 def arrays_of(message: Message) -> dict[str, NDArray[Any]]:

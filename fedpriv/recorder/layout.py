@@ -22,7 +22,6 @@ from typing import Any, Literal, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-FORMAT = 1
 FACTS, LINES, MESSAGES, TRUTH, PUBLIC = "record.json", "messages.jsonl", "messages", "truth", "public.safetensors"
 SPENT = "fedpriv.spent"
 """Name under which a client that accounts for differential privacy keeps what it spent."""
@@ -93,7 +92,7 @@ class Facts:
     std: tuple[float, ...] = (1.0,)
     transforms: tuple[dict[str, Any], ...] | None = ()
     framework: str = ""
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
 
     def __post_init__(self) -> None:
         if self.net is not None and not re.fullmatch(r"[\w.]+:[\w.]+", self.net):
@@ -149,7 +148,7 @@ _LINE: TypeAdapter[Line | End] = TypeAdapter(Line | End)
 
 def to_text(values: Facts | Line | End) -> str:
     """JSON on one line."""
-    return json.dumps(asdict(values))  # type: ignore[call-overload]
+    return json.dumps(asdict(values))
 
 
 def facts_from(values: Any) -> Facts:

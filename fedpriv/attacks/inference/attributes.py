@@ -131,7 +131,9 @@ class _Fit:
         own, weighted = s - asked, system.weighted(s, amount, misfit).without(means)
         roots = _root(torch.diag_embed(prior) - prior[:, :, None] * prior[:, None])
         whole = torch.zeros(s, s, dtype=torch.double)
-        whole[:asked, :asked] = torch.block_diag(*roots)
+        for row, root in enumerate(roots):
+            place = slice(row * len(root), (row + 1) * len(root))
+            whole[place, place] = root
         whole[range(asked, s), range(asked, s)] = 0.5 * others
         mean = torch.cat([prior.flatten(), prior.new_zeros(own)])
         square = weighted.square - 2 * float(mean @ weighted.message) + float(mean @ weighted.gram @ mean)
@@ -151,13 +153,15 @@ class _Fit:
         without_prior = precision - torch.eye(values, dtype=torch.double)
         of_values = torch.eye(values, dtype=torch.double) - self.prior[:, None]  # (n, V, V): each value less the mean
         t = of_values @ torch.linalg.pinv(self.roots, hermitian=True)
-        return (t * natural[:, None]).sum(2) - 0.5 * ((t @ without_prior) * t).sum(2)
+        likelihoods: Tensor = (t * natural[:, None]).sum(2) - 0.5 * ((t @ without_prior) * t).sum(2)
+        return likelihoods
 
 
 def _root(covariance: Tensor) -> Tensor:
     """The symmetric square roots of positive semidefinite matrices."""
     eigenvalues, vectors = torch.linalg.eigh(covariance)
-    return (vectors * eigenvalues.clamp(min=0).sqrt()[:, None]) @ vectors.transpose(1, 2)
+    roots: Tensor = (vectors * eigenvalues.clamp(min=0).sqrt()[:, None]) @ vectors.transpose(1, 2)
+    return roots
 
 
 @mounting()

@@ -98,4 +98,5 @@ def _distance(patterns: Tensor, within: Tensor) -> Tensor:
     """Distances ``(k,)`` of patterns ``(k, e)`` from the span of the rows of ``within`` ``(r, e)``."""
     _, sizes, right = torch.linalg.svd(within, full_matrices=False)
     right = right[sizes > 1e-6]
-    return (patterns - patterns @ right.T @ right).norm(dim=1)
+    distances: Tensor = (patterns - patterns @ right.T @ right).norm(dim=1)
+    return distances

@@ -86,7 +86,7 @@ class TabLeak(RowAttack):
         assert isinstance(cells, Cells), "of messages on rows"
         raw, labels, losses = list[Tensor](), list[Tensor](), list[Tensor]()
         for number, observation in enumerate(observations):
-            tries = []
+            tries = list[tuple[Tensor, Tensor, Tensor]]()
             for guess in likely_labels(observation):
                 matching = labels_together(case, cosine, guess.expand(case.n, -1), known_top=True)
                 search = Search(matching.select(torch.tensor([number])), cells, encoding)
@@ -94,7 +94,8 @@ class TabLeak(RowAttack):
                 tries.append((rows, guess, loss))
                 if loss <= EXPLAINED:
                     break
-            for group, part in zip((raw, labels, losses), min(tries, key=lambda result: float(result[2])), strict=True):
+            best = min(tries, key=lambda result: float(result[2]))
+            for group, part in zip((raw, labels, losses), best, strict=True):
                 group.append(part)
         return RowReconstruction(torch.cat(raw), torch.cat(labels), torch.stack(losses), encoding, time.process_time() - began)
 

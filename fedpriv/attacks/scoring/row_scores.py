@@ -53,7 +53,8 @@ class RowScores:
 
 def right_cells(raw: Tensor, true: Tensor, encoding: RowEncoding) -> Tensor:
     """Which cells are right ``(..., K)``, of rows ``(..., F)`` that may be broadcast; none of a row that has NaN in the cell."""
-    raw, true = torch.broadcast_tensors(raw, true)
+    shape = torch.broadcast_shapes(raw.shape, true.shape)
+    raw, true = raw.expand(shape), true.expand(shape)
     hits = []
     for column, at in zip(encoding.columns, encoding.entries, strict=True):
         guess, truth = raw[..., at], true[..., at]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fedpriv.attacks.scoring.scores import Rate
 from fedpriv.audit.judge import attributes, classes, images, members, rows, texts
 from fedpriv.audit.judge.known import samples_cut, samples_not_known, statistics_not_known, was_cut
-from fedpriv.audit.results import AuditedRun
+from fedpriv.audit.results import AuditedRun, TargetKind
 
 LOW_RATE = 0.001
 """The false-positive rate of ``membership_tpr``."""
@@ -51,7 +51,7 @@ def most_recovered(run: AuditedRun) -> Rate | None:
     rates = [most.rate for target in run.images if (most := images.best(target)) is not None]
     exact = [attack.figures.exact for target in run.texts if (attack := texts.best(target)) is not None]
     rates += [rate for rate in exact if rate is not None]
-    rates += [rows.recovered(most) for target in run.rows if (most := rows.best(target)) is not None]
+    rates += [rows.recovered(cells) for target in run.rows if (cells := rows.best(target)) is not None]
     # That class centres give nothing away is no evidence: they can only add to what is known.
     rates += [center.recovered.rate for center in run.centers if images.gives_away(center)]
     return max(rates, key=lambda rate: (rate.share, rate.high), default=None)
@@ -236,7 +236,8 @@ def metrics(run: AuditedRun) -> dict[str, float]:
             values[f"token_recall_from_{place}"] = attack.figures.recall
             values[f"token_precision_from_{place}"] = attack.figures.precision
             values[f"exact_texts_from_{place}"] = None if exact is None else exact.share
-    for kind in ("message", "single row"):
+    of_rows: tuple[TargetKind, ...] = ("message", "single row")
+    for kind in of_rows:
         if (best := rows.best_of(run, kind)) is not None:
             place = kind.replace(" ", "_")
             values[f"recovered_from_{place}"] = rows.recovered(best).share

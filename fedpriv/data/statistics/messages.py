@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -59,7 +59,7 @@ def read_text(sealed: Sealed, kind: Kind, client: int | None, form: type[T]) -> 
 
 
 @cache
-def _adapter(form: type[T]) -> TypeAdapter[T]:
+def _adapter(form: Any) -> TypeAdapter[Any]:
     """What reads and writes values of a type; it takes milliseconds to make."""
     return TypeAdapter(form)
 
