@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from fedpriv.errors import UsageError
 from fedpriv.objectives.cross_entropy import CrossEntropy, balanced_weights, weighted_cross_entropy
 from fedpriv.simulation.setup import build
-from tests.deploy.apart import play_apart
+from tests.deploy.apart import agree, play_apart
 from tests.marks import quick_first
-from tests.simulation.small import config, simulation
+from tests.simulation.small import config, play, simulation
 
 BALANCED: dict[str, Any] = {"train.class_weights": "balanced"}
 FOUR: dict[str, Any] = {"data.partition.name": "iid", "data.clients": 4, "train.participation": 1.0, "train.rounds": 1}
@@ -101,9 +101,10 @@ def test_what_cannot_weigh_classes_says_so(method: str, options: dict[str, Any],
         build(config(method, **{**FOUR, **BALANCED, **options}))
 
 
-def test_a_deployment_does_not_know_the_counts(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="which the server does not know here"):
-        play_apart(tmp_path / "run", "fedavg", **FOUR, **BALANCED)
+def test_a_deployment_counts_the_classes_before_its_first_round(tmp_path: Path) -> None:
+    asked = {**FOUR, **BALANCED, "train.rounds": 1}
+    play(tmp_path / "whole", "fedavg", **asked)
+    agree(play_apart(tmp_path / "apart", "fedavg", **asked), tmp_path / "whole")
 
 
 def test_an_objective_with_a_loss_of_its_own_does_not_inherit_them() -> None:
