@@ -154,9 +154,9 @@ def _gain_columns(finished: Mapping[int, FinishedRun], runs: int, score: Score) 
             None if (run := finished.get(number)) is None else _over_best(run, baseline, finished.values(), score)
             for number in range(runs)
         ]
-        columns[f"over_{baseline}"] = [gain and gain.difference for gain in gains]
-        for end in ("low", "high"):
-            columns[f"over_{baseline}_{end}"] = [gain and getattr(gain, end) for gain in gains]
+        columns[f"over_{baseline}"] = [None if gain is None else gain.difference for gain in gains]
+        columns[f"over_{baseline}_low"] = [None if gain is None else gain.low for gain in gains]
+        columns[f"over_{baseline}_high"] = [None if gain is None else gain.high for gain in gains]
     return columns
 
 

@@ -115,7 +115,7 @@ def _target(
 
     from fedpriv.attacks.lab.row_attempts import Rows
     from fedpriv.attacks.lab.setting import RowSetting
-    from fedpriv.audit.columns import row_encoding
+    from fedpriv.audit.record.run import row_encoding
     from fedpriv.audit.rows.target import message
     from fedpriv.data.sources import load_dataset
 

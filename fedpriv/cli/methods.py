@@ -64,7 +64,9 @@ def _method(method: type[Method]) -> dict[str, Any]:
     # The predictor is shared only if the net has one; the other roles always exist.
     shared = method.shared & method.objective_class.trained_roles
     parts: Sequence[Any] = (method, method.objective_class, method.aggregation_class) if method.shared else (method,)
-    stays = [role for role in ("encoder", "projector", "head") if role in method.objective_class.trained_roles - shared]
+    stays: list[str] = [
+        role for role in ("encoder", "projector", "head") if role in method.objective_class.trained_roles - shared
+    ]
     if not method.shared:
         stays = ["nothing: all training samples are in one place" if method.pools else "everything"]
     return {

@@ -210,8 +210,8 @@ def _results(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]], p
             name: score["mean"] for name, score in summary["scores"].items() if name not in ("accuracy", summary["metric"])
         }
         titles = {name: SCORES[name].title if name in SCORES else name for name in further}
-        if shown := [f"{value:.3f} {titles[name]}" for name, value in further.items() if value is not None]:
-            yield "  further scores, means", "   ".join(shown)
+        if parts := [f"{value:.3f} {titles[name]}" for name, value in further.items() if value is not None]:
+            yield "  further scores, means", "   ".join(parts)
         tested = summary["accuracy_per_client"]
         if left_out := tested.count(None):
             yield "clients that were not tested, left out", f"{left_out} of {len(tested)}"

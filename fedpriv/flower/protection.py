@@ -77,7 +77,7 @@ def protect(transforms: str = "", *, dp_client: Mapping[str, Any] | ClientDP | N
     private = None if dp_client is None else _client_dp(dp_client)
     built: list[Transform] = build_transforms(named_transforms(transforms.split()))
     if private is not None:
-        built = [Clip(private.clip), Gaussian((private.noise * private.clip) ** 2)]
+        built = [Clip(norm=private.clip), Gaussian(variance=(private.noise * private.clip) ** 2)]
     if changed := [str(transform) for transform in built if hasattr(transform, "expects")]:
         raise UsageError(f"protect: {changed[0]} changes the form of a message, which the app's strategy would not understand")
 

@@ -75,7 +75,8 @@ def _signature(preprocessing: Preprocessing) -> ModelSignature:
         inputs = Schema([ColSpec("string", TEXT)])
     else:
         # MLflow takes no column of whole numbers as doubles, and none with gaps as whole numbers; of a CSV file it has both.
-        inputs = Schema([ColSpec(AnyType(), column.name) for column in preprocessing.columns])
+        anything = AnyType()  # type: ignore[no-untyped-call]
+        inputs = Schema([ColSpec(anything, column.name) for column in preprocessing.columns])
     first, *probabilities = preprocessing.output_columns
     return ModelSignature(inputs, Schema([ColSpec("string", first), *(ColSpec("double", name) for name in probabilities)]))
 

@@ -53,7 +53,7 @@ class RowScores:
 
 def right_cells(raw: Tensor, true: Tensor, encoding: RowEncoding) -> Tensor:
     """Which cells are right ``(..., K)``, of rows ``(..., F)`` that may be broadcast; none of a row that has NaN in the cell."""
-    shape = torch.broadcast_shapes(raw.shape, true.shape)
+    shape = torch.broadcast_shapes(raw.shape, true.shape)  # type: ignore[no-untyped-call]
     raw, true = raw.expand(shape), true.expand(shape)
     hits = []
     for column, at in zip(encoding.columns, encoding.entries, strict=True):

@@ -136,7 +136,7 @@ def _confidence(record: FolderRecord, message: Message, uploaded: Uploaded, pool
     was_training = net.training
     try:
         with torch.no_grad():
-            logits = [torch.func.functional_call(net.eval(), dict(uploaded), (part,)) for part in inputs.split(CHUNK)]
+            logits = [torch.func.functional_call(net.eval(), dict(uploaded), (part,)) for part in torch.split(inputs, CHUNK)]
     finally:
         net.train(was_training)
     return confidence(torch.cat(logits), pool.data.labels)

@@ -63,9 +63,9 @@ def trained(net: nn.Module, training: Training, inputs: Tensor, labels: Tensor, 
     with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
         torch.manual_seed(seed)
         while done < (steps or 0):
-            for batch in torch.randperm(len(labels), generator=draws).split(size)[: (steps or 0) - done]:
+            for batch in torch.split(torch.randperm(len(labels), generator=draws), size)[: (steps or 0) - done]:
                 optimiser.zero_grad()
-                F.cross_entropy(net(inputs[batch]), labels[batch]).backward()
+                F.cross_entropy(net(inputs[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
                 done += 1
     return {name: tensor.detach() for name, tensor in net.state_dict().items()}

@@ -217,8 +217,9 @@ def pooled(
     scores = {name: np.concatenate([result.scores[name] for result in results]) for name in tried}
     likelihoods = {name: scores[name] for name in tried if kinds[name][1] == "LiRA"}
     across = any(kinds[name][1] == FEDMIA for name in tried)
-    # The ledger has no account of a sum.
-    bounded = likelihoods and isinstance(record, RunRecord) and not record.summed
+    bounds = None
+    if likelihoods and isinstance(record, RunRecord) and not record.summed:  # the ledger has no account of a sum
+        bounds = epsilon_bounds(record.federation, round, clients, [*likelihoods.values()], members, seed)
     also = {
         _SUMS: record.summed,
         _ROWS: ROWS in kinds,
@@ -236,9 +237,7 @@ def pooled(
         not_tried=not_tried,
         controls=controls,
         positive={Statistic.named(*kind): must[kind] for kind in dict.fromkeys(kinds.values())},
-        epsilon=None
-        if not bounded
-        else epsilon_bounds(record.federation, round, clients, [*likelihoods.values()], members, seed),
+        epsilon=bounds,
         likelihoods=tuple(likelihoods),
         shadows=shadows,
         diverged=sum(result.diverged for result in results),

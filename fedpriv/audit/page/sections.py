@@ -165,10 +165,10 @@ def _recovered(run: AuditedRun, kind: TargetKind, of_text: TargetKind, of_row: T
         if has_images:
             yield Styled("", "break")
         exact = texts.most_exact(run.texts, of_text)
-        about = [f"{percent(read.figures.precision)} precision", *([f"{counted(exact)} texts exact sentences"] if exact else [])]
-        about += [f"by {read.outcome.attack}", f"random words find {percent(read.target.baseline.recall)}"]
+        parts = [f"{percent(read.figures.precision)} precision", *([f"{counted(exact)} texts exact sentences"] if exact else [])]
+        parts += [f"by {read.outcome.attack}", f"random words find {percent(read.target.baseline.recall)}"]
         yield "tokens: "
-        yield Measured(percent(read.figures.recall), about="; ".join(about))
+        yield Measured(percent(read.figures.recall), about="; ".join(parts))
 
 
 def _labels_found(run: AuditedRun) -> str | None:

@@ -103,16 +103,14 @@ class _Named:
     @classmethod
     def of(cls, right: Tensor, guessed: Tensor, cpu_seconds: float) -> _Named:
         """By whether each row's value is right ``(n,)``, with a message and without."""
-        pairs = (right & guessed, right & ~guessed, guessed & ~right)
-        return cls(len(right), *(int(rows.sum()) for rows in pairs), cpu_seconds)
+        both, gained, lost = (int(rows.sum()) for rows in (right & guessed, right & ~guessed, guessed & ~right))
+        return cls(len(right), both, gained, lost, cpu_seconds)
 
     @classmethod
     def pooled(cls, every: Sequence[_Named]) -> _Named:
         """Of several columns together."""
-        return cls(
-            *(sum(getattr(each, name) for each in every) for name in ("n", "both", "gained", "lost")),
-            sum(each.cpu_seconds for each in every),
-        )
+        n, both, gained, lost = (sum(getattr(each, name) for each in every) for name in ("n", "both", "gained", "lost"))
+        return cls(n, both, gained, lost, sum(each.cpu_seconds for each in every))
 
     def interval(self, level: float) -> tuple[float, float]:
         """Of the difference that the message makes."""

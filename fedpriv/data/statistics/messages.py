@@ -16,7 +16,6 @@ Names are text: JSON in UTF-8, as a tensor of bytes.
 from __future__ import annotations
 
 import json
-from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -31,6 +30,7 @@ LABEL = b"statistics"
 LONGEST = 2**22
 """Bytes of a text."""
 T = TypeVar("T")
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 
 
 def text_message(kind: Kind, client: int | None, value: object) -> Sealed:
@@ -58,10 +58,11 @@ def read_text(sealed: Sealed, kind: Kind, client: int | None, form: type[T]) -> 
     return value
 
 
-@cache
-def _adapter(form: Any) -> TypeAdapter[Any]:
-    """What reads and writes values of a type; it takes milliseconds to make."""
-    return TypeAdapter(form)
+def _adapter(form: type[Any]) -> TypeAdapter[Any]:
+    """What reads and writes values of a type; made once, as that takes milliseconds."""
+    if form not in _ADAPTERS:
+        _ADAPTERS[form] = TypeAdapter(form)
+    return _ADAPTERS[form]
 
 
 def _text(value: object) -> Tensor:
