@@ -8,7 +8,7 @@ from fedpriv.audit import formats
 from fedpriv.audit.results import ToldBefore
 from fedpriv.data.encoding import Encoding
 from fedpriv.data.statistics.exact import Moments
-from fedpriv.data.statistics.messages import read_text
+from fedpriv.data.statistics.messages import value_of
 from fedpriv.data.statistics.private import NOISY
 from fedpriv.data.statistics.totals import Inquiry, Totals
 from fedpriv.wire import Sealed
@@ -19,16 +19,16 @@ _SHOWN = 20
 
 def told_before(messages: Sequence[Sealed]) -> tuple[ToldBefore, ...]:
     """A line for each column and kept message, in the order of the messages; none without statistics."""
-    inquiries = [read_text(message, "inquiry", None, Inquiry) for message in messages if message.kind == "inquiry"]
+    inquiries = [value_of(message, "inquiry", None, Inquiry) for message in messages if message.kind == "inquiry"]
     lines = list[ToldBefore]()
     for message in messages:
         if message.kind == "levels":
-            named = read_text(message, "levels", message.client, dict[str, tuple[str, ...]])
+            named = value_of(message, "levels", message.client, dict[str, tuple[str, ...]])
             lines += [_line(message, column, f"has the levels {_listed(levels)}") for column, levels in named.items()]
         elif message.kind == "statistics":
             lines += [_line(message, column, says) for column, says in _statistics(message, inquiries[0])]
         elif message.kind == "encoding" and not inquiries:
-            encoding = read_text(message, "encoding", None, Encoding)
+            encoding = value_of(message, "encoding", None, Encoding)
             lines.append(
                 _line(message, "", f"nothing: {len(encoding.columns)} columns are scaled and coded as they are declared")
             )

@@ -15,11 +15,17 @@ from fedpriv.cli.terminal import FilePath
 
 @main.group("record")
 def record() -> None:
-    """Records of federations that run in Flower, NVFlare or another loop; `fedpriv audit FOLDER` audits one."""
+    """Records of federations that run in Flower or in a loop of your own.
+
+    `fedpriv audit FOLDER` audits one.
+
+    \b
+    Example: fedpriv record check FOLDER
+    """
 
 
 @command(record, "check")
-@click.argument("folder", type=FilePath(exists=True, file_okay=False))
+@click.argument("folder", type=FilePath(file_okay=False))
 def check(folder: Path) -> dict[str, Any]:
     """Say what an audit of a record can tell, and what to record for more.
 

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from fedpriv.data.statistics.measuring import TrainingRows
-from fedpriv.data.statistics.messages import LABEL, read_text, text_message
+from fedpriv.data.statistics.messages import LABEL, text_message, value_of
 from fedpriv.data.statistics.private import Bounds, as_tensors, contribution, sensitivity
 from fedpriv.data.statistics.totals import Inquiry, as_row
 from fedpriv.errors import UsageError
@@ -76,11 +76,11 @@ class Respondent:
         if question.kind == "columns":
             if self.private is not None:
                 raise UsageError("names of levels under differential privacy; they are declared (data.levels)")
-            columns = read_text(question, "columns", None, tuple[str, ...])
+            columns = value_of(question, "columns", None, tuple[str, ...])
             return text_message("levels", self.number, self.rows.levels(columns))
         if question.kind != "inquiry":
             return self._step(question)
-        tensors = self._statistics(read_text(question, "inquiry", None, Inquiry))
+        tensors = self._statistics(value_of(question, "inquiry", None, Inquiry))
         if not self.secure:
             return seal(Payload(tensors, 0, self.number, "statistics"))
         self._words = as_row(tensors).view(np.uint64)

@@ -24,7 +24,7 @@ from fedpriv.data.dataset import Dataset
 from fedpriv.data.encoding import Encoding, NumberColumn
 from fedpriv.data.partitions.partition import Partition, make_partition
 from fedpriv.data.statistics.fitting import SampleKind
-from fedpriv.data.statistics.messages import read_text
+from fedpriv.data.statistics.messages import value_of
 from fedpriv.deploy.agreed_run import AgreedRun, DeclinedTest
 from fedpriv.deploy.frames import Envelope, Frame, one_line
 from fedpriv.deploy.handshake import HANDSHAKE, Facts, code_version, declared_from_json, first_difference
@@ -359,7 +359,7 @@ class ClientNode:
         data = path.read_bytes() if path.exists() else b""
         if hashlib.sha256(data).hexdigest() != digest:
             raise Refused(f"{UNKNOWN_RUN} {run}: client {self.number} has not the encoding of its samples")
-        return read_text(unseal(data), "encoding", None, Encoding)
+        return value_of(unseal(data), "encoding", None, Encoding)
 
     def _samples(self, parts: Read) -> dict[str, int]:
         """Numbers of training and test samples."""

@@ -278,9 +278,10 @@ def by_other_code(facts: Mapping[str, Any], config: RunConfig) -> str | None:
 
 FOUND_BY_THE_RUN = (
     *("model.encoder", "model.pooling", "model.tune", "model.adapter", "model.backbone", "data.max_tokens"),
-    "privacy.noise",
+    *("privacy.noise", "eval.metric"),
 )
-"""Options that a run sets where the config leaves them open: from its text encoder, and the noise for ``target_epsilon``."""
+"""Options that a run sets where the config leaves them open: from its text encoder, the noise for ``target_epsilon``, and its
+score."""
 
 
 def difference(asked: RunConfig, stored: Mapping[str, Any] | RunConfig) -> str | None:

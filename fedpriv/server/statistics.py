@@ -16,7 +16,7 @@ from torch import Tensor
 from fedpriv.config import RunConfig
 from fedpriv.data.encoding import Encoding
 from fedpriv.data.statistics.fitting import SampleKind
-from fedpriv.data.statistics.messages import LABEL, read_text, text_message
+from fedpriv.data.statistics.messages import LABEL, text_message, value_of
 from fedpriv.data.statistics.private import check_declared, from_tensors, noisy_encoding, noisy_forms, sensitivity
 from fedpriv.data.statistics.totals import Inquiry, Totals, added, from_row
 from fedpriv.errors import FedprivError, UsageError
@@ -89,7 +89,7 @@ class Gathered:
                 Crossed(value["direction"], unseal(b64decode(value["message"], validate=True)), int(value["times"]))
                 for value in values["messages"]
             ]
-            encoding = read_text(crossed[-1].message, "encoding", None, Encoding)
+            encoding = value_of(crossed[-1].message, "encoding", None, Encoding)
             return cls(encoding, tuple(crossed), float(values["noise"]))
         except (KeyError, IndexError, TypeError):
             raise ValueError("it does not hold the statistics of the clients") from None
@@ -220,7 +220,7 @@ def _summed(answers: Mapping[int, Sealed], forms: Mapping[str, Form], ask: Step)
 
 def _named_levels(client: int, message: Sealed, columns: Iterable[str]) -> Mapping[str, Sequence[str]]:
     try:
-        named = read_text(message, "levels", client, dict[str, tuple[str, ...]])
+        named = value_of(message, "levels", client, dict[str, tuple[str, ...]])
         if named.keys() != set(columns):
             raise Refused("they are of other columns")
         if long := [name for name, levels in named.items() if len(levels) > MOST_LEVELS_NAMED]:

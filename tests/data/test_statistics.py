@@ -15,7 +15,7 @@ from fedpriv.data.statistics.cells import CategoryCells, NumberCells
 from fedpriv.data.statistics.exact import SUM_WORDS, from_words, moments, to_words
 from fedpriv.data.statistics.fitting import SampleKind
 from fedpriv.data.statistics.measuring import TrainingRows
-from fedpriv.data.statistics.messages import read_text, text_message
+from fedpriv.data.statistics.messages import text_message, value_of
 from fedpriv.data.statistics.totals import SQUARES, SUMS, Inquiry, Totals, added, as_row, from_row
 from fedpriv.errors import UsageError
 from fedpriv.wire import Expected, Payload, Refused, seal, unseal
@@ -141,13 +141,13 @@ def test_channels_of_images_and_arrays() -> None:
 def test_messages_are_read_as_they_were_written() -> None:
     inquiry = Inquiry(("a",), (("sex", ("", "weiblich", "männlich")),), 0, 2)
     message = text_message("inquiry", None, inquiry)
-    assert read_text(unseal(message.data), "inquiry", None, Inquiry) == inquiry
+    assert value_of(unseal(message.data), "inquiry", None, Inquiry) == inquiry
     with pytest.raises(Refused, match="kind"):
-        read_text(message, "levels", None, Inquiry)
+        value_of(message, "levels", None, Inquiry)
     for text in (b"{", b"[]", b'{"numbers": 3}', b"\xff"):
         tensor = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         with pytest.raises(Refused, match="cannot be read"):
-            read_text(seal(Payload({"statistic.text": tensor}, 0, None, "inquiry")), "inquiry", None, Inquiry)
+            value_of(seal(Payload({"statistic.text": tensor}, 0, None, "inquiry")), "inquiry", None, Inquiry)
 
 
 def test_statistics_of_no_rows_are_refused() -> None:

@@ -26,7 +26,7 @@ def test_the_default_participation_equals_a_simulations(tmp_path: Path) -> None:
     facts = _ask_for_facts(asked, Loopback(client_nodes(tmp_path, asked)), 60)
     holders = sum(client.train > 0 for client in facts)
     assert 10 < holders < 24
-    apart, whole = _agreement(asked, facts), build(asked).agreement
+    apart, whole = _agreement(asked, facts, None), build(asked).agreement
     assert apart.config.train.participation == whole.config.train.participation == 10 / holders
     assert len(participants(apart, 1)) == 10 and participants(apart, 1) == participants(whole, 1)
     assert apart.method.context.registered == whole.method.context.registered == holders

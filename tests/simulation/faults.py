@@ -26,7 +26,7 @@ import torch
 from fedpriv.errors import FedprivError
 from fedpriv.simulation import run, setup
 from fedpriv.untrusted import plain_yaml
-from tests.simulation.small import SILENT, computed, config, facts, play, resume
+from tests.simulation.small import SILENT, computed, config, facts, play, read_once, resume
 
 How = Literal["once", "lasting", "killed"]
 TINY = {
@@ -172,13 +172,13 @@ class _File(io.FileIO):
 def quick() -> Iterator[None]:
     """A block in which many small runs of one data set are fast: what does not belong to them is computed once."""
 
-    def draw(*numbers_and_path: Any) -> None:
-        numbers_and_path[-1].write_bytes(b"png" * 100)
+    def draw(*arguments: Any) -> None:
+        next(given for given in arguments if isinstance(given, Path)).write_bytes(b"png" * 100)
 
     read = cache(plain_yaml.load)
     with ExitStack() as stack:
         stack.enter_context(patch.object(plain_yaml, "load", lambda text: deepcopy(read(text))))
-        stack.enter_context(patch.object(setup, "load_data", cache(setup.load_data)))
+        stack.enter_context(patch.object(setup, "read_data", read_once()))
         for name in ("plots.learning_curve", "plots.per_client_score", "simulation.results.draw_confusion"):
             stack.enter_context(patch(f"fedpriv.{name}", draw))
         yield

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedpriv.config import RunConfig, load_config
+from fedpriv.config import DataConfig, RunConfig, load_config
+from fedpriv.data.dataset import Dataset
+from fedpriv.data.sources import read_data
 from fedpriv.files import load_json, save_json, with_checksum
 from fedpriv.simulation import run
 from fedpriv.simulation.setup import build
@@ -143,3 +146,16 @@ def rounds_recorded(folder: Path) -> list[int]:
     """The rounds that have a whole line in ``metrics.jsonl``."""
     path = folder / "metrics.jsonl"
     return [json.loads(line)["round"] for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+
+def read_once() -> Callable[..., Dataset]:
+    """:func:`fedpriv.data.sources.read_data`, which reads the data of a config once."""
+    known = dict[tuple[str, bool], Dataset]()
+
+    def read(data: DataConfig, every_column: bool = False) -> Dataset:
+        key = data.model_dump_json(), every_column
+        if key not in known:
+            known[key] = read_data(data, every_column)
+        return known[key]
+
+    return read

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from functools import cache
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +34,7 @@ from fedpriv.simulation.simulation import Simulation
 from fedpriv.simulation.vectorized import batched_models, requests, scheduler
 from fedpriv.simulation.vectorized.scheduler import Request
 from tests.marks import FEW, quick_first, slow_but
+from tests.simulation.small import read_once
 from tests.simulation.trial import SMALL, everything, play, register_pooled, user_nets
 
 METHODS = slow_but(FEW, sorted(methods()))
@@ -52,19 +52,19 @@ class Joined(nn.Module):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _dealt_once() -> Iterator[None]:
+def _partitioned_once() -> Iterator[None]:
     """Most runs here share a data set and its partition, which take as long as a round."""
-    deal, partitions = setup.partition_dataset, dict[str, Partition]()
+    partition, partitions = setup.partition_dataset, dict[str, Partition]()
 
     def partition_dataset(dataset: Dataset, config: RunConfig) -> Partition:
         key = config.data.model_dump_json()
         if key not in partitions:
-            partitions[key] = deal(dataset, config)
+            partitions[key] = partition(dataset, config)
         return partitions[key]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(setup, "partition_dataset", partition_dataset)
-        patch.setattr(setup, "load_data", cache(setup.load_data))
+        patch.setattr(setup, "read_data", read_once())
         yield
 
 

@@ -42,7 +42,7 @@ def text_message(kind: Kind, client: int | None, value: object) -> Sealed:
     return seal(Payload({TEXT: _text(value)}, 0, client, kind))
 
 
-def read_text(sealed: Sealed, kind: Kind, client: int | None, form: type[T]) -> T:
+def value_of(sealed: Sealed, kind: Kind, client: int | None, form: type[T]) -> T:
     """The inverse of :func:`text_message`.
 
     Raises:
