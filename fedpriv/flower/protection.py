@@ -18,8 +18,6 @@ from pydantic.dataclasses import dataclass
 
 from fedpriv.api.keys import transforms as named_transforms
 from fedpriv.defenses import build_transforms
-from fedpriv.defenses.clip import Clip
-from fedpriv.defenses.gaussian import Gaussian
 from fedpriv.errors import UsageError
 from fedpriv.flower.recorder import CallNext, Mod, arrays_of, is_training
 from fedpriv.noise_source import SecretNoise
@@ -48,6 +46,11 @@ class ClientDP:
     delta: float = Field(1e-5, gt=0, lt=1)
     target_epsilon: float | None = Field(None, gt=0)
 
+    @property
+    def transforms(self) -> list[dict[str, Any]]:
+        """The transforms of an answer, as in a config's ``wire.transforms``."""
+        return [{"name": "clip", "norm": self.clip}, {"name": "gaussian", "variance": (self.noise * self.clip) ** 2}]
+
     def epsilon(self, rounds: int) -> float:
         """Epsilon after so many answers of a client, each of which it gives for certain."""
         return epsilon([(self.noise, 1.0, rounds)], self.delta, "prv") if rounds else 0.0
@@ -75,9 +78,8 @@ def protect(transforms: str = "", *, dp_client: Mapping[str, Any] | ClientDP | N
     if bool(transforms.strip()) == (dp_client is not None):
         raise UsageError('protect: transforms, such as "clip:norm=1 gaussian:variance=1e-4", or dp_client')
     private = None if dp_client is None else _client_dp(dp_client)
-    built: list[Transform] = build_transforms(named_transforms(transforms.split()))
-    if private is not None:
-        built = [Clip(norm=private.clip), Gaussian(variance=(private.noise * private.clip) ** 2)]
+    wanted = named_transforms(transforms.split()) if private is None else private.transforms
+    built: list[Transform] = build_transforms(wanted)
     if changed := [str(transform) for transform in built if hasattr(transform, "expects")]:
         raise UsageError(f"protect: {changed[0]} changes the form of a message, which the app's strategy would not understand")
 

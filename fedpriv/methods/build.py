@@ -155,15 +155,15 @@ def _check(method: Method, config: RunConfig) -> None:
                 f"{kind} {part.name} needs {', '.join(missing)}, which {other_kind} {other.name} does not send; "
                 f"use --{other_kind} {part.name}"
             )
+    roles = {name.split(".")[0] for name in method.context.space.names}
+    if not method.context.space.parameters(objective.trained_roles):
+        where = " and ".join(sorted(objective.trained_roles))
+        raise UsageError(f"objective {objective.name} trains {where}, where the net has no parameter with requires_grad=True")
     if method.shared and not method.shared_names:
         raise UsageError(
             f"method {method.name} sends the {' and the '.join(sorted(method.shared & objective.trained_roles))}, where the net "
             f"{config.model.name} has no parameters; use another net, or a method that sends all layers, such as fedavg"
         )
-    roles = {name.split(".")[0] for name in method.context.space.names}
-    if not method.context.space.parameters(objective.trained_roles):
-        where = " and ".join(sorted(objective.trained_roles))
-        raise UsageError(f"objective {objective.name} trains {where}, where the net has no parameter with requires_grad=True")
     if missing := sorted(objective.required_roles - roles):
         option = ROLE_OPTIONS.get(missing[0], "another net")
         raise UsageError(f"objective {objective.name} needs a {missing[0]}, but the net has none; --set {option}")

@@ -40,6 +40,6 @@ class FedPer(Method):
             if not any(fnmatch(name, pattern) for name in names):
                 raise UsageError(f"method.personal: {pattern!r} matches no tensor of the encoder; there are {', '.join(names)}")
         shared = tuple(name for name in names if not any(fnmatch(name, pattern) for pattern in patterns))
-        if not shared:
+        if names and not shared:
             raise UsageError("method.personal leaves nothing to share: use method local")
         return shared

@@ -276,7 +276,7 @@ def test_the_command_exits_with_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     result = Audit(created="", seconds=1.0, fedpriv="", command="", options={}, controls=(), runs=(audited,))
     written: list[Path] = []
     command = sys.modules["fedpriv.cli.audit"]  # the package's name is its command
-    monkeypatch.setattr(command, "run_folders", lambda *of: [tmp_path])
+    monkeypatch.setattr(command, "run_folders", lambda *of, **more: [tmp_path])
     monkeypatch.setattr(command, "send", lambda *of: None)
     monkeypatch.setattr(report, "audit", lambda *of: Audited(result, {}))
     monkeypatch.setattr(report, "write", lambda audited, place: written.append(place))

@@ -255,7 +255,7 @@ def test_pictures_are_inside_with_words_for_who_cannot_see_them(page: Page) -> N
         render_html(findings(), {"mp-r1-c0.png": b""})
 
 
-KEPT = {"metric", "kind", "picture", "created", "modalities", "word", "what", "use", "uses"}
+KEPT = {"metric", "kind", "source", "picture", "created", "modalities", "word", "what", "use", "uses"}
 
 
 def test_what_others_wrote_stays_text() -> None:

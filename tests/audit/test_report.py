@@ -216,6 +216,9 @@ def test_who_fails_a_control_is_not_tried(runs: Callable[[str], Path], tmp_path:
 def test_what_cannot_be_audited(runs: Callable[[str], Path], tmp_path: Path, monkeypatch: Any) -> None:
     play(tmp_path / "silent", "local", **{"train.rounds": 1})
     result = fedpriv("audit", tmp_path / "silent", *QUICK)
+    assert result.exit_code == 2 and "with method local no weights are sent" in result.stderr
+    play(tmp_path / "dropped", "fedavg", **{"train.rounds": 1, "wire.keep_payloads": "none"})
+    result = fedpriv("audit", tmp_path / "dropped", *QUICK)
     assert result.exit_code == 2 and "kept no payloads" in result.stderr and "--keep-payloads" in result.stderr
     (play(tmp_path / "begun", "fedavg", **{"train.rounds": 1}).folder.path / "summary.json").unlink()
     result = fedpriv("audit", tmp_path / "begun", *QUICK)

@@ -195,7 +195,7 @@ def test_a_tenth_of_the_noise_is_caught(tmp_path: Path, monkeypatch: pytest.Monk
     fine, caught = measured(honest.folder, claim), measured(broken.folder, claim)
     assert fine is not None and caught is not None
     assert fine.best.epsilon <= claim["epsilon"] and len(sentences_of(fine)) == 1
-    assert caught.best.epsilon > claim["epsilon"] and "is not what it assumes" in sentences_of(caught)[1]
+    assert caught.best.epsilon > claim["epsilon"] and "is not what the accountant assumes" in sentences_of(caught)[1]
     by_name = {bound.name: bound.epsilon for bound in caught.bounds}
     assert min(by_name["one run"], by_name["f-DP, one run"]) > claim["epsilon"] or participation < 1
 
