@@ -440,8 +440,8 @@ def attributes(run: AuditedRun) -> list[str]:
     why = judge_attributes.not_known(run)
     evidence = f"; that is no evidence: {why}" if why else ""
     return [
-        "Who knows all of a row but one column learns no more of it from the messages than the other columns tell; of the most "
-        f"telling one, {rates} are named from {where}, and {against}{evidence}."
+        "For an attacker who knows all of a row but one column, no significant gain from the messages over the other columns was "
+        f"found. The largest: {rates} are named from {where}, and {against}{evidence}."
     ]
 
 
