@@ -98,7 +98,7 @@ def test_sentences_give_the_rates_beside_the_guesses() -> None:
     assert any("known members" in sentence for sentence in table(known_members=tuple(rows.known_members(run.rows))).verdict)
     nothing = " ".join(table().verdict)
     assert "No row behind client 2's message of round 1 was recovered" in nothing
-    assert "no more of it from the messages" in nothing
+    assert "no significant gain from the messages" in nothing
     unknown = " ".join(table(rows=(built.rows(row("x", 20, 0, HARDER)),)).verdict)
     assert "so what it reveals is not known (x: recovered no more than guesses, which is no evidence: 239 rows" in unknown
 
