@@ -114,6 +114,7 @@ class Nothing(RowAttack):
     """Finds no row of any message."""
 
     name: ClassVar[str] = "nothing"
+    max_batch: ClassVar[int | None] = None
     optimises: ClassVar[bool] = False
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> RowReconstruction:
