@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from fedpriv.api.keys import transforms as named_transforms
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UsageError
 from fedpriv.flower.recorder import CallNext, Mod, arrays_of, is_training
+from fedpriv.flower.wrapping import Merged, WrappedStrategy
 from fedpriv.noise_source import SecretNoise
 from fedpriv.privacy.accountant import epsilon
 from fedpriv.recorder.layout import SPENT
@@ -131,7 +132,7 @@ def _transformed(reply: Message, received: Mapping[str, NDArray[Any]], built: It
     return reply
 
 
-class RequireClip(Strategy):  # type: ignore[misc]
+class RequireClip(WrappedStrategy):
     """A strategy that leaves out answers whose change is longer than clients may send.
 
     It sees the norm alone: it cannot tell whether noise was added, or noise of which strength.
@@ -143,23 +144,23 @@ class RequireClip(Strategy):  # type: ignore[misc]
     """
 
     def __init__(self, strategy: Strategy, norm: float, noise_std: float = 0.0) -> None:
-        self.strategy, self.norm, self.noise_std = strategy, norm, noise_std
+        super().__init__(strategy)
+        self.norm, self.noise_std = norm, noise_std
         self.refused = dict[int, list[int]]()
         """Round -> nodes whose answers were left out."""
         self._sent = dict[str, NDArray[Any]]()
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
+        messages = super().configure_train(server_round, arrays, config, grid)
         if messages:
             self._sent = arrays_of(messages[0])
         return messages
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Merged:
         answers = list(replies)
         kept = [reply for reply in answers if reply.has_error() or self._is_short(reply)]
         self.refused[server_round] = [reply.metadata.src_node_id for reply in answers if reply not in kept]
-        merged: tuple[ArrayRecord | None, MetricRecord | None] = self.strategy.aggregate_train(server_round, kept)
-        return merged
+        return super().aggregate_train(server_round, kept)
 
     def _is_short(self, reply: Message) -> bool:
         arrays = arrays_of(reply)
@@ -169,13 +170,3 @@ class RequireClip(Strategy):  # type: ignore[misc]
         entries, length = sum(change.size for change in changes), math.sqrt(sum(float((c**2).sum()) for c in changes))
         most = self.norm + self.noise_std * (math.sqrt(entries) + _SLACK)
         return math.isfinite(length) and length <= most * (1 + 1e-5)
-
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        messages: Iterable[Message] = self.strategy.configure_evaluate(server_round, arrays, config, grid)
-        return messages
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        return self.strategy.aggregate_evaluate(server_round, replies)
-
-    def summary(self) -> None:
-        self.strategy.summary()

@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
+from fedpriv.flower.wrapping import Merged, WrappedStrategy
 from fedpriv.recorder.layout import SPENT, Kind
 from fedpriv.recorder.start import recording
 from fedpriv.recorder.writer import Recording
@@ -92,7 +93,7 @@ class _ClientRecorder:
             )
 
 
-class RecordedStrategy(Strategy):  # type: ignore[misc]
+class RecordedStrategy(WrappedStrategy):
     """A strategy that records what the server sends for training and what it is answered::
 
         strategy = fedpriv.flower.RecordedStrategy(FedAvg(), "record", classes=10, input_shape=(3, 32, 32))
@@ -106,34 +107,24 @@ class RecordedStrategy(Strategy):  # type: ignore[misc]
     """
 
     def __init__(self, strategy: Strategy, folder: str | os.PathLike[str], *, kind: Kind = "weights", **facts: Any) -> None:
-        self.strategy, self.kind = strategy, kind
+        super().__init__(strategy)
+        self.kind = kind
         self.recording = _begun(folder, facts)
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
+        messages = super().configure_train(server_round, arrays, config, grid)
         for message in messages:
             self.recording.sent(server_round, message.metadata.dst_node_id, arrays_of(message))
         return messages
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Merged:
         answers = list(replies)
         for reply in answers:
             if not reply.has_error():
                 client = reply.metadata.src_node_id
                 arrays, examples = arrays_of(reply), _examples(reply)
                 self.recording.answered(server_round, client, arrays, kind=self.kind, num_examples=examples)
-        merged: tuple[ArrayRecord | None, MetricRecord | None] = self.strategy.aggregate_train(server_round, answers)
-        return merged
-
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        messages: Iterable[Message] = self.strategy.configure_evaluate(server_round, arrays, config, grid)
-        return messages
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        return self.strategy.aggregate_evaluate(server_round, replies)
-
-    def summary(self) -> None:
-        self.strategy.summary()
+        return super().aggregate_train(server_round, answers)
 
 
 def _begun(folder: str | os.PathLike[str], facts: Mapping[str, Any]) -> Recording:

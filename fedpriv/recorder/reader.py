@@ -98,7 +98,14 @@ class Recorded:
 
     def truth(self, client: str) -> Mapping[str, Tensor] | None:
         """``images`` and ``labels`` of a client; ``None``: they were not recorded."""
-        return self._samples(self.folder / layout.TRUTH / f"{file_name(client)}.safetensors")
+        return self._samples(self._truth_file(client))
+
+    def has_truth(self, client: str) -> bool:
+        """Whether a client's samples were recorded; they are not read."""
+        return self._truth_file(client).exists()
+
+    def _truth_file(self, client: str) -> Path:
+        return self.folder / layout.TRUTH / f"{file_name(client)}.safetensors"
 
     def public(self) -> Mapping[str, Tensor] | None:
         """``images`` and ``labels`` that are no client's; ``None``: they were not recorded."""

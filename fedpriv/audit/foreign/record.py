@@ -38,11 +38,7 @@ _HELD = 4
 
 @dataclass(frozen=True)
 class _Read:
-    """A message as the update of a net at the weights that were sent.
-
-    Attributes:
-        uploaded: the tensors that came back, as new weights.
-    """
+    """A message, and the same as an update of the net at the weights that were sent."""
 
     update: UpdateRecord
     message: Message
@@ -97,7 +93,7 @@ class FolderRecord(Record):
 
     @cached_property
     def _attackable(self) -> list[tuple[int, int]]:
-        with_truth = {client for client in self.recorded.clients if self.recorded.truth(client) is not None}
+        with_truth = {client for client in self.recorded.clients if self.recorded.has_truth(client)}
         return [
             (round, self._number[client])
             for round, client in self.recorded.answered()
@@ -139,20 +135,19 @@ class FolderRecord(Record):
         except ValueError as error:
             raise Damaged(f"{where}: {error}") from None
         net = self._loaded(sent)
-        change = answer
+        start = {key: parameter.detach() for key, parameter in net.named_parameters()}
+        change, uploaded = dict(answer.parameters), dict(answer.parameters)  # a gradient stands in the place of both
         if line.kind == "weights":
-            before = dict(net.named_parameters())
-            parameters = {key: tensor - before[key].detach() for key, tensor in answer.parameters.items()}
-            change = tensors.Message(parameters, answer.buffers)
+            change = {key: tensor - start[key] for key, tensor in uploaded.items()}
+        elif line.kind == "change":
+            uploaded = {key: start[key] + tensor for key, tensor in change.items()}
         truth = self.truth(client)
         schedule = None if line.kind == "gradient" else self._schedule(line.num_examples or len(truth.labels))
         update = UpdateRecord(
-            name=self.name, seed=self.seed, model=net, net=self.net, sent=change, besides={}, payload=None, data=truth,
-            schedule=schedule, mean=self.facts.mean, std=self.facts.std, public=self.public_images(), transforms=self.transforms,
+            name=self.name, seed=self.seed, model=net, net=self.net, sent=tensors.Message(change, answer.buffers), besides={},
+            payload=None, data=truth, schedule=schedule, mean=self.facts.mean, std=self.facts.std, public=self.public_images(),
+            transforms=self.transforms,
         )  # fmt: skip
-        uploaded = dict(change.parameters)
-        if line.kind != "gradient":
-            uploaded = {key: dict(net.named_parameters())[key].detach() + tensor for key, tensor in change.parameters.items()}
         message = Message(round, client, dict(sent.parameters), {**uploaded, **answer.buffers}, line.num_examples)
         return _Read(update, message)
 
@@ -212,6 +207,10 @@ class FolderRecord(Record):
         return most_common_share(torch.stack(present))
 
     def public_images(self) -> PublicImages:
+        return self._public
+
+    @cached_property
+    def _public(self) -> PublicImages:
         public = self.recorded.public()
         return (None, None) if public is None else (public["images"].float(), public["labels"].long())
 
