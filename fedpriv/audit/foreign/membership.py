@@ -56,6 +56,8 @@ def _attack_client(record: FolderRecord, round: int, client: int, seed: int, ove
     pool, message = _candidates(record, round, client, seed), record.message(round, client)
     if not is_finite(message.uploaded):
         raise FedprivError(f"round {round}: the message of {record.sender(round, client).named} is not finite")
+    if record.update(message).schedule is None:
+        raise FedprivError(f"round {round}: the messages are gradients, and membership is read from new weights or their change")
     result = OfClient(pool.members, pool.samples, pool.data.labels.numpy())
     own = _own_update(record, message, pool)
     with noting(result.not_tried, LOSS):

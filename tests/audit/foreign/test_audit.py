@@ -64,6 +64,19 @@ def test_members_are_found_and_the_server_s_own_update_shows_none(tmp_path: Path
     assert any(control.name == "negative" and control.passed for control in members.controls)
 
 
+def test_gradients_are_not_read_as_weights(tmp_path: Path) -> None:
+    (data, net) = samples(6, 1), small_net()
+    loss = torch.nn.functional.cross_entropy(net(data[0]), data[1])
+    gradient = dict(zip(dict(net.named_parameters()), torch.autograd.grad(loss, list(net.parameters())), strict=True))
+    with fedpriv.recording(tmp_path, classes=3, input_shape=(1, 6, 6), net=small_net) as record:
+        record.truth("a", *data)
+        record.public(*samples(36, 3))
+        record.sent(1, "a", net.state_dict())
+        record.answered(1, "a", gradient, kind="gradient")
+    members = in_recorded_rounds(FolderRecord(tmp_path), 0, Progress(lambda text: None, None))
+    assert members.refused is not None and "gradients" in members.refused.text
+
+
 @pytest.mark.slow
 def test_the_audit_of_a_record_answers_and_is_written(tmp_path: Path) -> None:
     folder = recorded(tmp_path / "record").folder
