@@ -79,6 +79,9 @@ class RunRecord(Record):
                 what = "nothing is sent" if kind.pools else "no weights are sent, only losses and numbers of samples"
                 why = f"has nothing to attack: with method {kind.name} {what}"
             raise UsageError(f"{run_dir} {why}")
+        if config.data.corrupt_clients:
+            why = "has bad clients (data.corrupt_clients), whose messages are not those of honest ones: audit a run without"
+            raise UsageError(f"{run_dir} {why}")
         self.config = config.model_copy(update={"executor": config.executor.here()})
         self.name, self.seed = self.folder.path.name, config.seed
         self.corrections: dict[tuple[int, int], dict[str, Tensor]] = {}
