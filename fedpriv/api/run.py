@@ -157,7 +157,8 @@ class Run:
         return load_tensors(file)
 
     def model(self, client: int | str | None = None) -> nn.Module:
-        """The final model with its weights: inputs of :meth:`inputs` -> logits, in evaluation mode.
+        """The final model with its weights: inputs of :meth:`inputs` -> logits, or of a regression numbers in the label's unit
+        ``(B, 1)``, in evaluation mode.
 
         Args:
             client: a client's number, or its name where clients come with the data: the server's model with the client's private
@@ -180,7 +181,8 @@ class Run:
 
     def predict(self, samples: Any, client: int | str | None = None) -> DataFrame:
         """The predicted class of each sample (``prediction``), and a column with the probability of each class
-        (``probability_<class>``); rows are in the order of the samples, with their index if they have one.
+        (``probability_<class>``); of a regression, the predicted number in the label's unit. Rows are in the order of the
+        samples, with their index if they have one.
 
         Args:
             samples: rows of a table, as a DataFrame, a mapping of columns, an array, or the path of a CSV or parquet file, with
