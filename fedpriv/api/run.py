@@ -256,15 +256,20 @@ class Run:
         return f"<table>{rows}</table>"
 
     def _shown(self) -> dict[str, str]:
+        from fedpriv.scores.catalogue import beside, score_named
+
         numbers = figures(self.path)
-        ranked = {} if numbers["metric"] == "accuracy" else {numbers["metric"]: _shown(numbers["metric"], numbers["score"])}
+        metric = score_named(numbers["metric"])
+        ranked = {
+            score.name: "not measured" if (value := numbers["scores"].get(score.name)) is None else score.shown(value)
+            for score in dict.fromkeys([metric, beside(metric)])
+        }
         return {
             "method": str(numbers["method"]),
             "data": Path(numbers["dataset"]).name,
             "seed": str(numbers["seed"]),
             "rounds": f"{numbers['rounds']} ({numbers['status']})",
             **ranked,
-            "accuracy": _shown("accuracy", numbers["accuracy"]),
             "up": f"{numbers['bytes_up']:,} B",
             "down": f"{numbers['bytes_down']:,} B",
         }
@@ -272,12 +277,6 @@ class Run:
     @property
     def _store(self) -> PayloadStore:
         return PayloadStore.of(self.folder)
-
-
-def _shown(metric: str, value: float | None) -> str:
-    from fedpriv.scores.catalogue import score_named
-
-    return "not measured" if value is None else score_named(metric).shown(value)
 
 
 def load(run: str | os.PathLike[str], runs_dir: str | os.PathLike[str] = "runs") -> Run:

@@ -259,7 +259,8 @@ def _of_clients(run: AuditedRun, record: Record, options: AuditOptions, progress
     if isinstance(record, RunRecord):
         run = replace(run, exposed=exposed(record))
         progress("labels")
-    labels = label_findings([infer_labels(record, round, client) for round, client in record.messages()])
+    messages = [] if record.numbers else record.messages()
+    labels = label_findings([infer_labels(record, round, client) for round, client in messages])
     run = replace(run, labels=labels.labels, label_rules=labels.rules, labels_over_rounds=labels.over_rounds)
     if isinstance(record, RunRecord):
         return _by_simulation(run, record, options, progress)
@@ -273,7 +274,7 @@ def _by_simulation(run: AuditedRun, record: RunRecord, options: AuditOptions, pr
     """Attacks for which clients of a run are simulated."""
     pictures, not_run = dict[str, bytes](), dict[Part, Reason]()
     shadows, colours = None, tuple[MeanColour, ...]()
-    if options.label_shadows:
+    if options.label_shadows and not record.numbers:
         progress(f"labels: {options.label_shadows} shadow clients")
         try:
             progress.in_time()

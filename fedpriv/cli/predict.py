@@ -99,9 +99,9 @@ def predict(
 def export(run_name: str, output: Path, format_: Any, client: str | None, runs_dir: Path) -> dict[str, Any]:
     """Write a run's final model for other programs.
 
-    pt2 is a PyTorch program from the net's inputs to logits, or to numbers in the label's unit, which torch.export.load reads without fedpriv; it has the
-    preprocessing as the extra file preprocessing.json. mlflow is a folder for `mlflow models predict` and `serve`, from raw
-    samples to predictions.
+    pt2 is a PyTorch program from the net's inputs to logits, or to numbers in the label's unit, which torch.export.load reads
+    without fedpriv; it has the preprocessing as the extra file preprocessing.json. mlflow is a folder for
+    `mlflow models predict` and `serve`, from raw samples to predictions.
 
     \b
     Example: fedpriv export runs/a --output model.pt2

@@ -92,7 +92,7 @@ def check_numbers(parts: Sequence[NamedPart]) -> None:
             what = "objective" if issubclass(kind, Objective) else section
             raise UsageError(
                 f"{what} {kind.name} needs labels that are classes, as {why}, and these are numbers; use another one, such as "
-                f"{'cross-entropy' if what == 'objective' else 'fedavg'}, or data.task=classification"
+                f"--{'objective cross-entropy' if what == 'objective' else 'method fedavg'}, or data.task=classification"
             )
 
 

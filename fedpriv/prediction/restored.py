@@ -64,7 +64,8 @@ class FinalModel:
         return logits
 
     def predict(self, samples: Any, warn: Callable[[str], None]) -> pd.DataFrame:
-        """The class of each sample, and the probability of each class, or the number; :func:`fedpriv.prediction.predictor.encode` says more.
+        """The class of each sample, and the probability of each class, or the number;
+        :func:`fedpriv.prediction.predictor.encode` says how samples are given.
 
         Args:
             warn: called with lines on how the samples were read.

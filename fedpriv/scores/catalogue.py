@@ -51,6 +51,7 @@ class Score:
 ACCURACY = Score("accuracy", "accuracy", in_percent=True)
 BALANCED_ACCURACY = Score("balanced_accuracy", "balanced accuracy", in_percent=True)
 RMSE = Score("rmse", "RMSE", higher_is_better=False, high=math.inf, of_numbers=True)
+R2 = Score("r2", "R2", low=-math.inf, of_numbers=True)
 
 SCORES: Mapping[str, Score] = {
     score.name: score
@@ -66,7 +67,7 @@ SCORES: Mapping[str, Score] = {
         RMSE,
         Score("mae", "MAE", higher_is_better=False, high=math.inf, of_numbers=True),
         Score("mse", "MSE", higher_is_better=False, high=math.inf, of_numbers=True),
-        Score("r2", "R2", low=-math.inf, of_numbers=True),
+        R2,
     )
 }
 """All scores by name. ``docs/reference/scores.md`` has their definitions."""
@@ -78,6 +79,11 @@ SUMMARIES = ("weighted", "worst_tenth", "best", "std", "pooled")
 IMBALANCED = 2 / 3
 """Where a class has a larger share of the clients' training labels, runs are ranked by balanced accuracy unless told otherwise:
 always that class would already be right in two of three samples."""
+
+
+def beside(score: Score) -> Score:
+    """The score that people read beside the one by which runs are ranked, if it is another one: the accuracy, or R2."""
+    return R2 if score.of_numbers else ACCURACY
 
 
 def score_named(name: str) -> Score:

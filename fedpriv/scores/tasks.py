@@ -156,10 +156,8 @@ class Quantity(Task):
     def score(self, name: str | None, counts: Sequence[int] | None) -> Score:
         score = RMSE if name is None else score_named(name)
         if not score.of_numbers:
-            names = ", ".join(score.name for score in self.scores)
-            raise UsageError(
-                f"eval.metric {name} needs classes, and the labels in column {self.column.name!r} are numbers; possible are {names}"
-            )
+            names, column = ", ".join(score.name for score in self.scores), self.column.name
+            raise UsageError(f"eval.metric {name} needs classes, and the labels ({column!r}) are numbers; possible are {names}")
         return score
 
     def predictions(self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None, keep: bool = False) -> Predictions:
