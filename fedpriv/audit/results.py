@@ -348,6 +348,7 @@ class RowFigures(RowRates):
     Attributes:
         numbers, categories: the cells of either kind of column; ``None``: the table has none.
         labels: ``None``: it guesses no labels.
+        sure: the rows that are right in every cell, and hardly by chance (:func:`fedpriv.attacks.scoring.row_scores.sure_rows`).
         by_chance: the probability that guesses are right in as many cells, row by row; see :mod:`fedpriv.audit.rows.figures`.
         example: the row that it recovered best.
     """
@@ -355,6 +356,7 @@ class RowFigures(RowRates):
     numbers: Rate | None
     categories: Rate | None
     labels: Rate | None
+    sure: Rate
     by_chance: float
     example: RowExample
     cpu_seconds: float

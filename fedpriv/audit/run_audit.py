@@ -38,6 +38,7 @@ from fedpriv.audit.results import (
     ImageTarget,
     MeanColour,
     Part,
+    ShadowLabels,
     TextTargetResult,
     distinct,
 )
@@ -264,25 +265,35 @@ def _of_clients(run: AuditedRun, record: Record, options: AuditOptions, progress
     run = replace(run, labels=labels.labels, label_rules=labels.rules, labels_over_rounds=labels.over_rounds)
     if isinstance(record, RunRecord):
         return _by_simulation(run, record, options, progress)
-    if options.membership_shadows and (members := record.members(options.seed, progress)) is not None:
-        run = _with_members(run, members)
+    not_run = dict[Part, Reason]()
+    if record.cannot_simulate is None:
+        run = replace(run, shadow_labels=_shadow_labels(record, options, not_run, progress), not_run=not_run)
+    if options.membership_shadows:
+        members = record.members(options, _rounds(record, options.messages), progress)
+        run = run if members is None else _with_members(run, members)
     progress.end_step()
     return _Findings(run, {}, progress.times, progress.moments)
+
+
+def _shadow_labels(record: Record, options: AuditOptions, not_run: dict[Part, Reason], progress: Progress) -> ShadowLabels | None:
+    """The label sets by shadow clients; ``not_run`` gets the reason where there are none."""
+    if not options.label_shadows or record.numbers:
+        return None
+    progress(f"labels: {options.label_shadows} shadow clients")
+    try:
+        progress.in_time()
+        return shadow_labels(record, record.rounds()[0], options.label_shadows, options.seed)
+    except BudgetSpent as cut:
+        not_run["shadow clients"] = cut.reason
+    except FedprivError as error:
+        not_run["shadow clients"] = Reason("not available", str(error))
+    return None
 
 
 def _by_simulation(run: AuditedRun, record: RunRecord, options: AuditOptions, progress: Progress) -> _Findings:
     """Attacks for which clients of a run are simulated."""
     pictures, not_run = dict[str, bytes](), dict[Part, Reason]()
-    shadows, colours = None, tuple[MeanColour, ...]()
-    if options.label_shadows and not record.numbers:
-        progress(f"labels: {options.label_shadows} shadow clients")
-        try:
-            progress.in_time()
-            shadows = shadow_labels(record, record.rounds()[0], options.label_shadows, options.seed)
-        except BudgetSpent as cut:
-            not_run["shadow clients"] = cut.reason
-        except FedprivError as error:
-            not_run["shadow clients"] = Reason("not available", str(error))
+    shadows, colours = _shadow_labels(record, options, not_run, progress), tuple[MeanColour, ...]()
     sent = {statistic.what for statistic in run.statistics}
     if RUNNING in sent and record.modalities == ("image",):
         seen = mean_colours(record)
@@ -394,7 +405,7 @@ def on_images(record: Record, options: AuditOptions, not_run: dict[Part, Reason]
         not_run["images"] = Reason("not available", "no client whose message was kept has images")
         return []
     calls: list[tuple[bool, Callable[..., Attacked]]] = [(False, partial(on_message, record, *message)) for message in chosen]
-    if isinstance(record, RunRecord) and not record.summed:  # the server sees only sums
+    if record.cannot_simulate is None and not record.summed:  # the server sees only sums
         singles = partial(on_single_images, record, most=options.singles, workers=workers)
         calls += [(True, partial(singles, *message)) for message in _easiest(record, chosen)]
     easiest: list[Attacked] = []
@@ -425,7 +436,7 @@ def on_texts(record: Record, options: AuditOptions, not_run: dict[Part, Reason],
         results.append(on_texts_of(record, round, client, options.seed, say))
     if record.summed:
         not_run["texts"] = Reason("not available", "the server sees only sums, never the message of a client with one text")
-    if not isinstance(record, RunRecord) or record.summed:
+    if record.cannot_simulate is not None or record.summed:
         return results
     for message in _easiest(record, chosen):
         try:
@@ -449,7 +460,7 @@ def on_rows(record: Record, options: AuditOptions, not_run: dict[Part, Reason], 
             not_run["rows"] = cut
             return results
         results.append(on_rows_of(record, round, client, options.seed, say))
-    if not isinstance(record, RunRecord) or record.summed:  # the server sees only sums
+    if record.cannot_simulate is not None or record.summed:  # the server sees only sums
         return results
     for message in _easiest(record, chosen):
         try:

@@ -6,7 +6,10 @@ import os
 import socket
 import statistics
 import sys
+import time
 from collections.abc import Sequence
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,13 +67,35 @@ def ui(runs_dir: Path, tracking_uri: str | None, host: str, port: int) -> None:
     # By default MLflow opens its pages for language-model applications.
     page = "#/experiments?workflowType=machine_learning"
     shown = "localhost" if host == "0.0.0.0" else host
-    say(f"MLflow starts, which takes some seconds: http://{shown}:{port}/{page} (Ctrl-C ends it)")
+    say("MLflow starts, which takes some seconds; Ctrl-C ends it")
     sys.stdout.flush()
+    _announce(host, port, f"MLflow shows the runs at http://{shown}:{port}/{page}")
     settings = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     # By its environment: other users see the arguments of a process, and a database's address may hold a password.
     environment = settings | dict(os.environ) | {"MLFLOW_BACKEND_STORE_URI": whole_address(uri)}
     # In place of this process, so that Ctrl-C and kill reach the server itself and leave no orphan.
     os.execve(sys.executable, [sys.executable, "-m", "mlflow", "server", *arguments], environment)
+
+
+def _announce(host: str, port: int, line: str) -> None:
+    """Start a process that prints a line once the server answers, and ends then, or with this process."""
+    server = os.getpid()
+    if os.fork():
+        return
+    while os.getppid() == server:
+        connection = HTTPConnection(host, port, timeout=2)
+        try:
+            connection.request("GET", "/health")
+            if connection.getresponse().status == HTTPStatus.OK:
+                say(line)
+                sys.stdout.flush()
+                break
+        except (OSError, HTTPException):
+            pass  # it does not listen yet
+        finally:
+            connection.close()
+        time.sleep(0.2)
+    os._exit(0)
 
 
 def _check_port(host: str, port: int) -> None:

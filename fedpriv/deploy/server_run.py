@@ -221,7 +221,8 @@ class _RemoteRespondents:
 
 def _ask_for_statistics(config: RunConfig, facts: Sequence[Facts], grid: Grid, seconds: float) -> Gathered | None:
     """The statistics by which the clients' samples are scaled and coded; ``None``: they need none."""
-    kind, classes = agreed_kind(facts), counted_classes(config, len(class_names(facts)))
+    kind = agreed_kind(facts)
+    classes = counted_classes(config, kind, len(class_names(facts)))
     if kind is None and not classes:
         return None
     if len(class_names(facts)) == 1:

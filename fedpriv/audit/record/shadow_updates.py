@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, cast
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedpriv.audit.record.base import DataOf, Message
 from fedpriv.data.federated import FederatedData, Split
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.samples import Modality, missing_modality
@@ -23,11 +24,7 @@ from fedpriv.wire import Payload, Sealed, seal
 from fedpriv.wire.coding import decoded
 
 if TYPE_CHECKING:
-    from fedpriv.audit.record.base import Message
     from fedpriv.audit.record.run import RunRecord
-
-DataOf = Callable[[int], Split]
-"""A shadow's number -> its training data. May be called more than once for a shadow."""
 
 
 @dataclass(frozen=True)
