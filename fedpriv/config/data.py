@@ -11,6 +11,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from fedpriv.config.sections import Section
 
 Corruption = Literal["labels", "sign", "scale", "noise"]
+LabelKind = Literal["classification", "regression"]
+"""What labels are: classes, or numbers."""
 
 
 class PartitionConfig(Section):
@@ -59,6 +61,11 @@ class DataConfig(Section):
     test_limit: PositiveInt | None = Field(None, description="test samples kept, chosen as by `limit`; null: all")
     label: str | None = Field(
         None, description="column of the labels, in files and data sets of the hub; null: found by its type or a common name"
+    )
+    task: LabelKind | None = Field(
+        None,
+        description="what the labels of a table are: classes, or numbers to be predicted (squared error); null: numbers if there "
+        "are more than 20 different ones, unless these number classes: the whole numbers from 0 or 1 on without a gap",
     )
     features: tuple[str, ...] | None = Field(
         None,

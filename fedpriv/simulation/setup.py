@@ -22,7 +22,7 @@ from fedpriv.config.device import check_device
 from fedpriv.data.augmentation.augment import Augment, augmentation
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.federated import ClientData, FederatedData
-from fedpriv.data.partitions.partition import Partition, make_partition
+from fedpriv.data.partitions.partition import Partition, check_numbers, make_partition
 from fedpriv.data.sources import read_data
 from fedpriv.data.user_data.owners import owners_of, with_clients
 from fedpriv.defenses import build_transforms
@@ -136,7 +136,7 @@ class Read:
 
 def _disjoint_labels(dataset: Dataset) -> str:
     """A phrase for the error, if test and training labels have no class in common; test samples go to clients by their class."""
-    trained, tested = (set(labels.tolist()) for labels in (dataset.train_labels, dataset.test_labels))
+    trained, tested = (set(labels.tolist()) for labels in dataset.strata)
     if not tested or trained & tested:
         return ""
     in_training, in_test = (", ".join(dataset.classes[label] for label in sorted(labels)[:10]) for labels in (trained, tested))
@@ -160,17 +160,19 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
         raise UsageError(f"no client holds {config.eval.split} data to be scored on{hint}")
     pooled = _pooled(loaded) if find_method(config.method.name).pools else None
     places = pooled or data
-    sizes, classes = list(places.sizes.values()), len(loaded.dataset.classes)
-    counts = data.partition.counts(loaded.dataset.train_labels.numpy(), classes).sum(0)
+    sizes, classes, target = list(places.sizes.values()), len(loaded.dataset.classes), loaded.dataset.target
+    counts = None
+    if target is None:
+        counts = tuple(data.partition.counts(loaded.dataset.train_labels.numpy(), classes).sum(0).tolist())
     declared = Declared(
-        classes, places.nonempty, sum(sizes) / len(sizes), max(sizes), lacking_modalities(config), tuple(counts.tolist())
+        classes, places.nonempty, sum(sizes) / len(sizes), max(sizes), lacking_modalities(config), counts, target=target
     )
     if loaded.statistics is not None:
         declared = replace(declared, statistics_noise=loaded.statistics.noise)
     agreement, net = settle(config, prepared.build, declared, places.sizes, places.partition, loaded.device, begun)
     resident = Resident(net, agreement.space, loaded.device)
     if uses_labels := agreement.method.objective.labels:
-        loaded.dataset.check_classes()
+        loaded.dataset.check_labels()
     if config.eval.probe != "none":
         check_probe(config, agreement.method)
     if config.eval.before_merge:
@@ -197,14 +199,12 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
 
 def with_metric(config: RunConfig, declared: Declared) -> RunConfig:
     """The config with ``eval.metric``, the score that the run is ranked by: where the numbers of samples of each class are not
-    known, accuracy.
+    known, accuracy; of a regression, the RMSE.
 
     Raises:
         UsageError: the score that the config names does not suit the data.
     """
-    named, counts = config.eval.metric, declared.class_counts
-    usual = ACCURACY if counts is None else usual_score(counts)
-    score = usual if named is None else score_named(named, declared.classes)
+    score = declared.task.score(config.eval.metric, declared.class_counts)
     return config.model_copy(update={"eval": config.eval.model_copy(update={"metric": score.name})})
 
 
@@ -282,6 +282,8 @@ def read(config: RunConfig, partitioning: Partitioning | None = None, every_colu
         score_named(config.eval.metric)
     device = _device(config.device)
     build_transforms(config.wire.transforms)  # raises before data are read
+    if config.data.task == "regression" and "name" in config.data.partition.model_fields_set:
+        check_numbers(config.data)
     dataset = read_data(config.data, every_column)
     located = {"name": dataset.name, "dir": config.data.dir and config.data.dir.absolute()}
     config = config.model_copy(update={"data": config.data.model_copy(update=located)})
@@ -313,7 +315,7 @@ def prepared_inputs(parts: Read, statistics: Gathered | None = None) -> Loaded:
 
 def partition_dataset(dataset: Dataset, config: RunConfig) -> Partition:
     """The partition of a data set as the config says."""
-    labels = dataset.train_labels.numpy(), dataset.test_labels.numpy()
+    labels = [strata.numpy() for strata in dataset.strata]
     owners = owners_of(config.data, dataset.owners)
     names = dataset.classes
     return make_partition(*labels, len(names), config.data, config.data.partition.seed or 0, owners, names)

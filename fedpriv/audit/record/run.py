@@ -293,7 +293,11 @@ class RunRecord(Record):
 
     @cached_property
     def classes(self) -> int:  # type: ignore[override]
-        return len(self.federation.dataset.classes)
+        return self.federation.agreement.declared.task.outputs
+
+    @cached_property
+    def numbers(self) -> bool:  # type: ignore[override]
+        return self.federation.dataset.target is not None
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:  # type: ignore[override]
