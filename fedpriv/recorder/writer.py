@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from fedpriv.errors import UsageError
 from fedpriv.recorder import layout
 from fedpriv.recorder.layout import Direction, End, Facts, Kind, Line
+from fedpriv.untrusted.notes import note
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -146,7 +146,7 @@ class Recording:
         """Record no more, so that training goes on; the record says where it ends, as far as that can be written."""
         self._ended = True
         why = f"{type(error).__name__}: {error.strerror or error}"
-        warnings.warn(f"the record in {self.folder} ends here ({why}); training goes on", stacklevel=4)
+        note(f"the record in {self.folder} ends here ({why}); training goes on")
         with suppress(OSError):
             self._append(f"\n{layout.to_text(End(why))}")
 
