@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -47,6 +48,18 @@ class Recording:
         except FileExistsError:
             if layout.facts_of(path.read_text(encoding="utf-8")) != self.facts:
                 raise UsageError(f"{self.folder} holds the record of another run; give an empty folder") from None
+            self._end_cut_line()
+
+    def _end_cut_line(self) -> None:
+        """End a line that a kill cut off, so that the next one stands alone. After a line of another process this adds an empty
+        one."""
+        path = self.folder / layout.LINES
+        if path.exists() and path.stat().st_size:
+            with path.open("rb") as file:
+                file.seek(-1, os.SEEK_END)
+                is_cut = file.read() != b"\n"
+            if is_cut:
+                self._append("")
 
     def sent(self, round: int, client: str | int, tensors: Tensors, *, nbytes: int | None = None) -> None:
         """Record what the server sent to a client: the weights at which its local training begins."""
@@ -72,6 +85,25 @@ class Recording:
         """
         self._message("up", round, client, tensors, kind, num_examples, nbytes, epsilon)
 
+    def summed(
+        self,
+        round: int,
+        members: Sequence[str | int],
+        tensors: Tensors,
+        *,
+        kind: Kind = "weights",
+        num_examples: int | None = None,
+    ) -> None:
+        """Record the sum of a round, where secure aggregation hides what single clients sent back.
+
+        Args:
+            members: the clients whose answers are in it.
+            tensors: the mean of their answers, weighted by their numbers of samples.
+            num_examples: the samples of all of them.
+        """
+        names = tuple(map(str, members))
+        self._message("up", round, f"sum of round {round}", tensors, kind, num_examples, None, members=names)
+
     def truth(self, client: str | int, samples: Any, labels: Any) -> None:
         """Keep the samples that a client trained on, to score attacks against. They are never sent.
 
@@ -96,13 +128,14 @@ class Recording:
         num_examples: int | None,
         nbytes: int | None,
         epsilon: float | None = None,
+        members: tuple[str, ...] = (),
     ) -> None:
         if self._ended:
             return
         data = _packed(tensors)
         digest = hashlib.sha256(data).hexdigest()
         file = f"{layout.MESSAGES}/{digest}.safetensors"
-        line = Line(round, str(client), direction, kind, file, digest, num_examples, nbytes, epsilon)
+        line = Line(round, str(client), direction, kind, file, digest, num_examples, nbytes, epsilon, members)
         try:
             self._write(self.folder / line.file, data)
             self._append(layout.to_text(line))
@@ -138,7 +171,9 @@ class Recording:
         # One write at the end of the file: lines of several processes do not mix.
         descriptor = os.open(self.folder / layout.LINES, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(descriptor, f"{text}\n".encode())
+            line = f"{text}\n".encode()
+            if os.write(descriptor, line) < len(line):  # the disk is full, and the next write would say so
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
 
