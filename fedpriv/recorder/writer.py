@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -126,7 +127,7 @@ class Recording:
         """Write a file whose name is that of its content, unless it is there: a download is the same for all clients."""
         if path.exists() and path.stat().st_size == len(data):
             return
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
         try:
             part.write_bytes(data)
             part.replace(path)
