@@ -38,15 +38,16 @@ class Link:
     federation: tuple[str, ...]
     supervisor: Supervisor
 
-    def run(self, app: Path, model: Path) -> dict[str, bytes]:
+    def run(self, app: Path, model: Path, config: str = "num-server-rounds=2") -> dict[str, bytes]:
         """Run an app to its end: the bytes of each tensor of the final model.
 
         Args:
             model: the file that the app's server writes.
+            config: of the run, further than that.
         """
         import torch
 
-        config = f'model-file="{model}" num-server-rounds=2'
+        config = f'model-file="{model}" {config}'
         command = ["flwr", "run", str(app), "tested", "--stream", "--run-config", config, *self.federation]
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         environment = {**os.environ, **SILENT, "FLWR_HOME": str(self.folder / "flower"), "PATH": path}
@@ -67,8 +68,8 @@ class Link:
 
 
 @contextmanager
-def running_link(folder: Path, simulated: bool) -> Iterator[Link]:
-    """A block in which a SuperLink runs, for simulations or with :data:`NODES` SuperNodes."""
+def running_link(folder: Path, simulated: bool, nodes: int = NODES) -> Iterator[Link]:
+    """A block in which a SuperLink runs, for simulations or with SuperNodes."""
     home, port = folder / "flower", free_port()
     home.mkdir(parents=True)
     text = f'[superlink]\ndefault = "tested"\n\n[superlink.tested]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
@@ -77,13 +78,13 @@ def running_link(folder: Path, simulated: bool) -> Iterator[Link]:
         code = "from flwr.superlink.cli import flower_superlink; flower_superlink()"
         mode = ["--simulation"] if simulated else []
         supervisor.start("the SuperLink", code, *COMMON, port, *mode, "--disable-runtime-dependency-installation")
-        for number in [] if simulated else range(NODES):
+        for number in [] if simulated else range(nodes):
             code = "from flwr.supernode.cli import flower_supernode; flower_supernode()"
-            config = f"partition-id={number} num-partitions={NODES}"
+            config = f"partition-id={number} num-partitions={nodes}"
             superlink = f"127.0.0.1:{port}"
             supervisor.start(f"node {number}", code, *COMMON, free_port(), "--superlink", superlink, "--node-config", config)
         _await(port, supervisor)
-        options = ("--federation-config", f"num-supernodes={NODES} client-resources-num-cpus=1") if simulated else ()
+        options = ("--federation-config", f"num-supernodes={nodes} client-resources-num-cpus=1") if simulated else ()
         yield Link(folder, options, supervisor)
 
 
@@ -108,7 +109,7 @@ def documented_app(folder: Path, *, numpy_client: bool = False, mods: str = "") 
         mods: of the ``ClientApp``, in Python.
     """
     shutil.copytree(APP, folder)
-    package = folder / "digits_app"
+    package = folder / "images_app"
     if numpy_client:
         for file in NUMPY_APP.glob("*_app.py"):
             shutil.copy(file, package)

@@ -39,7 +39,7 @@ def test_one_line_records_an_app_and_changes_nothing(tmp_path: Path, link: Link,
     assert link.run(app, tmp_path / "same.pt") == plain
     record = Recorded(folder)
     assert sorted(record.answered()) == [(round, str(n)) for round in range(1, ROUNDS + 1) for n in range(NODES)]
-    assert record.facts.net == "digits_app.task:Net" and record.facts.framework.startswith("Flower")
+    assert record.facts.net == "images_app.task:Net" and record.facts.framework.startswith("Flower")
     answers = [record.tensors(ROUNDS, client, "up") for client in record.clients]
     for place, (name, tensor) in enumerate(plain.items()):  # both clients have as many samples
         first, second = (answer[name if name in answer else str(place)].numpy() for answer in answers if answer is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from digits_app.task import Net  # type: ignore[import-not-found]
+from images_app.task import Net  # type: ignore[import-not-found]
 from flwr.app import Context
 from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import ServerApp, ServerAppComponents, ServerConfig

@@ -3,8 +3,8 @@
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from digits_app.task import Net, load_data, test
-from digits_app.task import train as train_net
+from images_app.task import Net, load_data, test
+from images_app.task import train as train_net
 
 app = ClientApp()
 
