@@ -26,8 +26,8 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
     Columns are, among others, ``label`` (the method, and the keys in which runs of one method differ, the seed aside),
     ``method``, ``dataset``, ``seed``, ``rounds``, ``accuracy`` (a share; NaN where it was not measured), ``metric`` (the score
     that the run is ranked by), ``score``, ``worst_tenth`` and ``best`` (of that score), all further scores by name, ``bytes_up``,
-    ``bytes_down`` and ``seconds``; ``chance`` (the accuracy of the best constant answer) and
-    ``at_chance`` (whether the run's is no better); ``defence``, ``epsilon`` (NaN without differential privacy), and of an
+    ``bytes_down`` and ``seconds``; ``chance`` (the accuracy of the best constant answer; NaN of a regression) and
+    ``at_chance`` (whether the run is no better); ``defence``, ``epsilon`` (NaN without differential privacy), and of an
     audited run ``answer``, ``recovered`` (the largest share of samples that an attack recovered) and ``membership_auc``. Of a run
     whose ``status`` is not ``finished`` the accuracy is that of its last evaluation.
 
@@ -259,14 +259,14 @@ def summary(folder: Path) -> dict[str, Any]:
     if read_run(folder).get("status") == "finished":
         return load_json(folder / "summary.json")
     records = read_records(folder)
-    evaluated = [record for record in records if (record.get("per_client") or {}).get("accuracy")]
+    evaluated = [record for record in records if record.get("per_client")]
     last: Record = records[-1] if records else {"round": 0, "metrics": {}}
     reached = evaluated[-1]["metrics"] if evaluated else {}
     scores = score_summaries(evaluated[-1:], 1)
     return {
         "rounds": last["round"],
         "accuracy": reached.get("accuracy"),
-        "accuracy_per_client": evaluated[-1]["per_client"]["accuracy"] if evaluated else [],
+        "accuracy_per_client": evaluated[-1]["per_client"].get("accuracy", []) if evaluated else [],
         "protocols": {"global_test": reached.get("global_accuracy"), "global_test_f1": reached.get("global_f1_macro")},
         "scores": {name: asdict(score) for name, score in scores.items()},
         "bytes_up": last["metrics"].get("total_bytes_up", 0),
@@ -344,7 +344,7 @@ def contradictions(named: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> d
     for label, row in zip(named, rows, strict=True):
         if row["status"] == "finished":
             earlier = first.setdefault(_draw(label, row), row)
-            if any(earlier[key] != row[key] for key in ("accuracy", "worst_tenth", "bytes_up", "bytes_down")):
+            if any(earlier[key] != row[key] for key in ("accuracy", "score", "worst_tenth", "bytes_up", "bytes_down")):
                 notes.setdefault(
                     label,
                     f"{earlier['run']} and {row['run']} have the same config and seed, and other results: another version of "

@@ -157,7 +157,8 @@ class Run:
         return load_tensors(file)
 
     def model(self, client: int | str | None = None) -> nn.Module:
-        """The final model with its weights: inputs of :meth:`inputs` -> logits, in evaluation mode.
+        """The final model with its weights: inputs of :meth:`inputs` -> logits, or of a regression numbers in the label's unit
+        ``(B, 1)``, in evaluation mode.
 
         Args:
             client: a client's number, or its name where clients come with the data: the server's model with the client's private
@@ -180,7 +181,8 @@ class Run:
 
     def predict(self, samples: Any, client: int | str | None = None) -> DataFrame:
         """The predicted class of each sample (``prediction``), and a column with the probability of each class
-        (``probability_<class>``); rows are in the order of the samples, with their index if they have one.
+        (``probability_<class>``); of a regression, the predicted number in the label's unit. Rows are in the order of the
+        samples, with their index if they have one.
 
         Args:
             samples: rows of a table, as a DataFrame, a mapping of columns, an array, or the path of a CSV or parquet file, with
@@ -254,15 +256,20 @@ class Run:
         return f"<table>{rows}</table>"
 
     def _shown(self) -> dict[str, str]:
+        from fedpriv.scores.catalogue import beside, score_named
+
         numbers = figures(self.path)
-        ranked = {} if numbers["metric"] == "accuracy" else {numbers["metric"]: _shown(numbers["metric"], numbers["score"])}
+        metric = score_named(numbers["metric"])
+        ranked = {
+            score.name: "not measured" if (value := numbers["scores"].get(score.name)) is None else score.shown(value)
+            for score in dict.fromkeys([metric, beside(metric)])
+        }
         return {
             "method": str(numbers["method"]),
             "data": Path(numbers["dataset"]).name,
             "seed": str(numbers["seed"]),
             "rounds": f"{numbers['rounds']} ({numbers['status']})",
             **ranked,
-            "accuracy": _shown("accuracy", numbers["accuracy"]),
             "up": f"{numbers['bytes_up']:,} B",
             "down": f"{numbers['bytes_down']:,} B",
         }
@@ -270,12 +277,6 @@ class Run:
     @property
     def _store(self) -> PayloadStore:
         return PayloadStore.of(self.folder)
-
-
-def _shown(metric: str, value: float | None) -> str:
-    from fedpriv.scores.catalogue import score_named
-
-    return "not measured" if value is None else score_named(metric).shown(value)
 
 
 def load(run: str | os.PathLike[str], runs_dir: str | os.PathLike[str] = "runs") -> Run:

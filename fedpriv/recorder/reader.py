@@ -97,7 +97,7 @@ class Recorded:
         return _load(self.folder / line.file, line.sha256)
 
     def truth(self, client: str) -> Mapping[str, Tensor] | None:
-        """``images`` and ``labels`` of a client; ``None``: they were not recorded."""
+        """The samples and ``labels`` of a client; ``None``: they were not recorded."""
         return self._samples(self._truth_file(client))
 
     def has_truth(self, client: str) -> bool:
@@ -108,7 +108,7 @@ class Recorded:
         return self.folder / layout.TRUTH / f"{file_name(client)}.safetensors"
 
     def public(self) -> Mapping[str, Tensor] | None:
-        """``images`` and ``labels`` that are no client's; ``None``: they were not recorded."""
+        """The samples and ``labels`` that are no client's; ``None``: they were not recorded."""
         return self._samples(self.folder / layout.PUBLIC)
 
     def _samples(self, path: Path) -> Mapping[str, Tensor] | None:

@@ -73,18 +73,19 @@ class Recording:
         """
         self._message("up", round, client, tensors, kind, num_examples, nbytes, epsilon)
 
-    def truth(self, client: str | int, images: Any, labels: Any) -> None:
+    def truth(self, client: str | int, samples: Any, labels: Any) -> None:
         """Keep the samples that a client trained on, to score attacks against. They are never sent.
 
         Args:
-            images: ``(n, C, H, W)`` in [0, 1], before normalisation and augmentation.
+            samples: images ``(n, C, H, W)`` in [0, 1], before normalisation and augmentation; or rows ``(n, F)`` of a table, or
+                token ids ``(n, L)``, as the net takes them.
             labels: ``(n,)`` class numbers.
         """
-        self._samples(self.folder / layout.TRUTH / f"{file_name(str(client))}.safetensors", images, labels)
+        self._samples(self.folder / layout.TRUTH / f"{file_name(str(client))}.safetensors", samples, labels)
 
-    def public(self, images: Any, labels: Any) -> None:
+    def public(self, samples: Any, labels: Any) -> None:
         """Keep samples of the same kind that are no client's: the non-members of membership inference, and the nearest copies."""
-        self._samples(self.folder / layout.PUBLIC, images, labels)
+        self._samples(self.folder / layout.PUBLIC, samples, labels)
 
     def _message(
         self,
@@ -109,12 +110,12 @@ class Recording:
         except OSError as error:
             self._end(error)
 
-    def _samples(self, path: Path, images: Any, labels: Any) -> None:
+    def _samples(self, path: Path, samples: Any, labels: Any) -> None:
         if self._ended:
             return
         import torch
 
-        both = {"images": torch.as_tensor(images), "labels": torch.as_tensor(labels)}
+        both = {self.facts.samples: torch.as_tensor(samples), "labels": torch.as_tensor(labels)}
         check_samples(both, str(path.name), self.facts)
         try:
             path.parent.mkdir(exist_ok=True)
@@ -166,15 +167,28 @@ def check_samples(tensors: Mapping[str, Tensor], where: str, facts: Facts) -> No
     """Check the samples of a client, or public ones.
 
     Raises:
-        UsageError: they are not images of the record's shape in [0, 1] with a class number each.
+        UsageError: they are not samples of the record's shape and range with a class number each.
     """
-    images, labels = tensors.get("images"), tensors.get("labels")
-    if images is None or labels is None or tuple(images.shape[1:]) != facts.input_shape or labels.shape != images.shape[:1]:
+    samples, labels = tensors.get(facts.samples), tensors.get("labels")
+    of_shape = (
+        samples is not None
+        and samples.ndim == 1 + len(facts.input_shape)
+        and (
+            tuple(samples.shape[1:]) == facts.input_shape
+            or (facts.samples == "texts" and samples.shape[1] <= facts.input_shape[0])
+        )
+    )
+    if samples is None or labels is None or not of_shape or labels.shape != samples.shape[:1]:
         shape = ", ".join(map(str, facts.input_shape))
-        raise UsageError(f"{where}: images (n, {shape}) and labels (n,)")
+        raise UsageError(f"{where}: {facts.samples} (n, {shape}) and labels (n,)")
     if not len(labels) or labels.is_floating_point() or not 0 <= int(labels.min()) <= int(labels.max()) < facts.classes:
         raise UsageError(f"{where}: labels are class numbers from 0 to {facts.classes - 1}, at least one")
-    if not images.is_floating_point() or not bool(((images >= 0) & (images <= 1)).all()):
+    if facts.samples == "texts":
+        if samples.is_floating_point() or int(samples.min()) < 0:
+            raise UsageError(f"{where}: texts are token ids, whole numbers from 0")
+    elif not samples.is_floating_point() or not bool(samples.isfinite().all()):
+        raise UsageError(f"{where}: {facts.samples} are finite numbers of a floating-point type")
+    elif facts.samples == "images" and not bool(((samples >= 0) & (samples <= 1)).all()):
         raise UsageError(f"{where}: images are in [0, 1], as before normalisation")
 
 

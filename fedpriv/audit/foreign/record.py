@@ -4,34 +4,41 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedpriv.attacks.api import tensors
 from fedpriv.attacks.api.inversion import check_normalisation
 from fedpriv.attacks.api.label_rules import balanced
 from fedpriv.attacks.api.user_net import UserNet, cut
+from fedpriv.attacks.core.columns import CategoryColumn, NumberColumn, RowEncoding
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
-from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference.labels import Samples
 from fedpriv.attacks.scoring.guessing import most_common_share
+from fedpriv.audit.foreign.texts import facts_of, token_probe
 from fedpriv.audit.record.base import Message, PlainChange, PublicImages, Record, Truth
-from fedpriv.audit.record.traffic import IN_TRANSIT, has_batch_norm, net_conditions
 from fedpriv.audit.record.update import UpdateRecord
-from fedpriv.audit.results import AuditedRun, Cost, Part, RoundTraffic, Sender, TensorInfo, Wire
+from fedpriv.audit.results import Sender
+from fedpriv.data.federated import Split
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged
+from fedpriv.models.text.pretrained import find_encoder
 from fedpriv.models.user_net.importing import find_user_net
+from fedpriv.recorder import layout
+from fedpriv.recorder.layout import Facts
+from fedpriv.recorder.layout import Samples as Kind
 from fedpriv.recorder.reader import Recorded
+from fedpriv.samples import Modality
 from fedpriv.wire import Transform
 
-NO_SHADOWS = Reason("not available", "a record has no clients to simulate")
+_MODALITIES: Mapping[Kind, tuple[Modality, ...]] = {"images": ("image",), "rows": (), "texts": ("text",)}
 _HELD = 4
 """Messages that are kept in memory; each holds the net twice."""
 
@@ -58,26 +65,30 @@ class FolderRecord(Record):
     """
 
     declared = True
-    cannot_simulate = NO_SHADOWS
-    doubt: str | None = None
-    """A clause on how local training differs from what is declared; ``None``: it is not known to differ."""
+    doubts: tuple[str, ...] = ()
+    """Clauses on how messages differ from those of every attack's controls."""
 
     def __init__(self, folder: Path, model: nn.Module | None = None, seed: int = 0) -> None:
         self.recorded = Recorded(folder)
         facts = self.facts = self.recorded.facts
-        self.name, self.seed, self.modalities = facts.name, seed, ("image",)
-        self.classes, self.input_shape = facts.classes, facts.input_shape
+        self.name, self.seed, self.modalities = facts.name, seed, _MODALITIES[facts.samples]
+        self.classes, self.input_shape, self.encoding = facts.classes, facts.input_shape, _encoding(facts)
+        self.encoder = None if facts.encoder is None else find_encoder(facts.encoder, ())
         try:
-            check_normalisation(facts.mean, facts.std, facts.input_shape[0])
+            check_normalisation(facts.mean, facts.std, facts.input_shape[0] if facts.samples == "images" else 1)
             self.model = (model or self._named_net()).cpu().float()
-            self.net: UserNet = cut(self.model, facts.input_shape, facts.head)
+            probe = None if self.encoder is None else token_probe(self.encoder, facts.input_shape[0])
+            self.net: UserNet = cut(self.model, facts.input_shape, facts.head, probe)
         except ValueError as error:
             raise UsageError(f"{folder}: {error}") from None
         if self.net.classes != facts.classes:
             raise UsageError(f"{folder}: the net returns {self.net.classes} logits, and the record has {facts.classes} classes")
+        self.text = None if self.encoder is None else facts_of(self.net, self.encoder, facts.input_shape[0])
         self.transforms: Sequence[Transform] = build_transforms(facts.transforms or ())
+        self._labels = dict[int, Tensor]()
         self._number = {name: number for number, name in enumerate(self.recorded.clients)}
         self._read: Callable[[int, int], _Read] = lru_cache(_HELD)(self._reading)
+        self._samples: Callable[[int], Truth] = lru_cache(_HELD)(self._truth)
         if not self._attackable:
             raise UsageError(
                 f"{folder}: no message can be attacked: none has its download and its client's samples beside it; fedpriv record "
@@ -108,7 +119,7 @@ class FolderRecord(Record):
         """
         for message in self.messages():
             self._reading(*message)
-        self.public_images()
+        self.server_labels()
 
     def client_name(self, client: int) -> str:
         """The name of a client by its number."""
@@ -145,8 +156,8 @@ class FolderRecord(Record):
         schedule = None if line.kind == "gradient" else self._schedule(line.num_examples or len(truth.labels))
         update = UpdateRecord(
             name=self.name, seed=self.seed, model=net, net=self.net, sent=tensors.Message(change, answer.buffers), besides={},
-            payload=None, data=truth, schedule=schedule, mean=self.facts.mean, std=self.facts.std, public=self.public_images(),
-            transforms=self.transforms,
+            payload=None, data=truth, schedule=schedule, is_change=line.kind != "gradient", mean=self.facts.mean,
+            std=self.facts.std, public=self._public, transforms=self.transforms, encoding=self.encoding, text=self.text,
         )  # fmt: skip
         message = Message(round, client, dict(sent.parameters), {**uploaded, **answer.buffers}, line.num_examples)
         return _Read(update, message)
@@ -161,18 +172,11 @@ class FolderRecord(Record):
         return net
 
     def _schedule(self, samples: int) -> Schedule | None:
-        """The client's steps.
-
-        Raises:
-            UsageError: they are not known, or are not those of SGD.
-        """
+        """The client's steps; ``None``: they are not known, or are not those of SGD."""
         training = self.facts.training
         steps = training.steps(samples)
         if training.optimizer != "sgd" or training.lr is None or steps is None:
-            raise UsageError(
-                f"{self.recorded.folder}: attacks read a change as that of SGD steps, and the record's training says no lr and "
-                "local_epochs or local_steps of sgd"
-            )
+            return None
         size = min(training.batch_size or samples, samples)
         return Schedule(training.lr, steps, size, training.momentum, training.weight_decay, training.weight_decay)
 
@@ -180,98 +184,113 @@ class FolderRecord(Record):
         return Sender(client, name=self.client_name(client))
 
     def observation(self, message: Message, threat: ThreatModel, what: str = "") -> Observation:
-        update = self.update(message)
-        if message.uploaded is not self.message(message.round, message.client).uploaded:  # of a simulated client
-            change = {name: message.uploaded[name] - message.received[name] for name in update.sent.parameters}
-            update = replace(update, sent=tensors.Message(change, {}))
-        seen = update.observation(message, threat, what)
-        return seen if self.doubt is None else replace(seen, control_differences=(*seen.control_differences, self.doubt))
+        update, samples = self.update(message), len(self.labels(message.client))
+        if message.first_update and message.num_examples is not None:  # of a simulated client
+            samples = message.num_examples
+        schedule = None if update.schedule is None else self._schedule(samples)
+        seen = update.seen(self._change(message, update), threat, schedule, samples)
+        return replace(seen, control_differences=(*seen.control_differences, *self.doubts))
 
     def started(self, message: Message, what: str = "") -> Mapping[str, Tensor]:
         return self.update(message).started(message, what)
 
+    def _change(self, message: Message, update: UpdateRecord) -> Mapping[str, Tensor]:
+        """The change behind a message, or its gradient."""
+        if not message.first_update:
+            return update.sent.parameters
+        if not update.is_change:
+            return message.uploaded
+        return {name: message.uploaded[name] - tensor for name, tensor in self.start(message).items() if name in message.uploaded}
+
+    def start(self, message: Message) -> dict[str, Tensor]:
+        """The parameters at which the client began, by the net's names."""
+        return {name: parameter.detach() for name, parameter in self.update(message).model.named_parameters()}
+
     def plain_change(self, message: Message) -> PlainChange:
-        return self.update(message).plain_change(message)
+        return PlainChange(self._change(message, self.update(message)))
+
+    def parameters(self) -> list[str]:
+        return [name for name, _ in self.model.named_parameters()]
 
     def truth(self, client: int) -> Truth:
+        return self._samples(client)
+
+    def _truth(self, client: int) -> Truth:
         samples = self.recorded.truth(self.client_name(client))
         assert samples is not None, "only clients whose samples were recorded are attacked"
-        return Truth(samples["images"].float(), samples["labels"].long())
+        return self._read_samples(samples)
+
+    def _read_samples(self, samples: Mapping[str, Tensor]) -> Truth:
+        inputs = samples[self.facts.samples]
+        if self.encoder is not None:
+            inputs = F.pad(inputs.long(), (0, self.input_shape[0] - inputs.shape[1]), value=self.encoder.pad)
+        return Truth(inputs if self.encoder is not None else inputs.float(), samples["labels"].long())
+
+    def rows(self, client: int) -> Tensor:
+        return self.truth(client).images
+
+    def texts(self, client: int) -> Tensor:
+        return self.truth(client).images
 
     def labels(self, client: int) -> Tensor:
-        return self.truth(client).labels
+        if client not in self._labels:
+            self._labels[client] = self.truth(client).labels
+        return self._labels[client]
+
+    def holders(self) -> list[int]:
+        return list(dict.fromkeys(client for _, client in self._attackable))
 
     def set_guess(self, true: Tensor) -> float:
-        known = dict.fromkeys(client for _, client in self._attackable)
-        present = [torch.bincount(self.labels(client), minlength=self.classes) > 0 for client in known]
-        return most_common_share(torch.stack(present))
+        return most_common_share(self.label_sets(self.holders()))
 
     def public_images(self) -> PublicImages:
-        return self._public
+        return self._public if self.facts.samples == "images" else (None, None)
+
+    def public_rows(self) -> Tensor:
+        rows, _ = self._public
+        return torch.empty(0, *self.input_shape) if rows is None else rows
+
+    def public_texts(self) -> Tensor:
+        return self.public_rows().long()
 
     @cached_property
     def _public(self) -> PublicImages:
-        public = self.recorded.public()
-        return (None, None) if public is None else (public["images"].float(), public["labels"].long())
+        if (public := self.recorded.public()) is None:
+            return None, None
+        samples = self._read_samples(public)
+        return samples.images, samples.labels
+
+    def server_labels(self) -> Tensor:
+        _, labels = self._public
+        return torch.empty(0, dtype=torch.long) if labels is None else labels
+
+    def server_samples(self, index: Tensor) -> Split:
+        samples, labels = self._public
+        assert samples is not None and labels is not None, "there are labels at these positions"
+        return Split(self.as_input(samples[index]), labels[index])
 
     def public_samples(self) -> Samples | None:
-        images, labels = self.public_images()
-        if images is None or labels is None:
+        chosen = balanced(self.server_labels(), self.classes)
+        if not len(chosen):
             return None
-        chosen = balanced(labels, self.classes)
-        return Samples(self.normalised(images[chosen]), labels[chosen])
+        public = self.server_samples(chosen)
+        assert isinstance(public.inputs, Tensor), "samples of a record are no pairs"
+        return Samples(public.inputs, public.labels)
 
-    def normalised(self, images: Tensor) -> Tensor:
-        """Images in [0, 1] as the net takes them."""
+    def as_input(self, samples: Tensor) -> Tensor:
+        """Recorded samples as the net takes them: images in [0, 1] are normalised."""
+        if self.facts.samples != "images":
+            return samples
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.facts.mean, self.facts.std))
-        return (images - mean) / std
+        return (samples - mean) / std
 
-    def not_run(self) -> dict[Part, Reason]:
-        parts = super().not_run()
-        del parts["membership"]  # by the regression on gradients, which simulates no client
-        return parts
 
-    def run_facts(self) -> AuditedRun:
-        """What the record says without attacks."""
-        facts, lines = self.facts, self.recorded.lines.values()
-        rounds = sorted({line.round for line in lines})
-        traffic = [RoundTraffic(round, self._bytes(round, "up"), self._bytes(round, "down")) for round in rounds]
-        where = f" of {facts.framework}" if facts.framework else ""
-        knows = [
-            "has every recorded message",
-            "knows the architecture and the schedule of local training that the record declares",
-        ]
-        if any(line.num_examples is not None for line in lines):
-            knows.append("receives each client's number of training samples")
-        return AuditedRun(
-            source="record",
-            name=facts.name,
-            run_id=facts.name,
-            run_dir=str(self.recorded.folder),
-            method=f"recorded federation{where}",
-            title=f"A federation{where}, as it was recorded",
-            dataset=f"images of {'x'.join(map(str, facts.input_shape))}",
-            model=facts.net or type(self.model).__name__,
-            modalities=self.modalities,
-            seed=self.seed,
-            clients=len(self.recorded.clients),
-            participants=max(len([m for m in self.recorded.answered() if m[0] == round]) for round in rounds),
-            rounds=len(rounds),
-            defence=tuple(str(transform) for transform in self.transforms),
-            cost=Cost(bytes_up=sum(it.bytes_up for it in traffic), bytes_down=sum(it.bytes_down for it in traffic)),
-            wire=Wire(tuple(self._tensors()), rounds=tuple(traffic)),
-            server_knows=tuple(knows),
-            outsider_knows=IN_TRANSIT,
-            conditions=net_conditions(self.net.split),
-            batch_norm=has_batch_norm(self.net.split),
-        )
-
-    def _bytes(self, round: int, direction: str) -> int:
-        lines = [line for line in self.recorded.lines.values() if (line.round, line.direction) == (round, direction)]
-        return sum(line.nbytes or (self.recorded.folder / line.file).stat().st_size for line in lines)
-
-    def _tensors(self) -> list[TensorInfo]:
-        return list(self.update(self.message(*self._attackable[0])).tensor_infos())
+def _encoding(facts: Facts) -> RowEncoding | None:
+    columns = tuple(
+        CategoryColumn(**asdict(column)) if isinstance(column, layout.CategoryColumn) else NumberColumn(**asdict(column))
+        for column in facts.columns
+    )
+    return RowEncoding(columns) if columns else None
 
 
 def _in_order(given: Mapping[str, Tensor]) -> Mapping[str, Tensor] | Sequence[Tensor]:
