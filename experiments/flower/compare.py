@@ -31,7 +31,7 @@ from fedpriv.files import write_atomically
 from fedpriv.storage.provenance import git_commit, versions
 
 HERE = Path(__file__).parent
-CLIENTS, ROUNDS, SAMPLES = 4, 5, 1200
+CLIENTS, ROUNDS, SAMPLES, OTHERS = 4, 5, 800, 500
 LR, EPOCHS, BATCH = 0.1, 5, 32
 DEFENCES = {"none": "", "clip and noise": "clip:norm=1 gaussian:variance=1e-4"}
 AUDIT: dict[str, Any] = {"messages": 1, "label_shadows": 0, "membership_shadows": 8, "singles": 0, "workers": 1}
@@ -39,6 +39,7 @@ KEYS: dict[str, Any] = {
     "method.name": "fedavg",
     "data.clients": CLIENTS,
     "data.limit": SAMPLES,
+    "data.test_limit": OTHERS,
     "data.partition.name": "iid",
     "data.augment": "none",
     "model.name": "images_app.task:Net",
