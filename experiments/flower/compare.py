@@ -80,7 +80,9 @@ def recorded_by_flower(folder: Path, defence: str, app: Path) -> Path:
     mods += f", fedpriv.flower.protect({defence!r})" if defence else ""
     documented_app(app, mods=mods)
     client = app / "images_app" / "client_app.py"
-    client.write_text(client.read_text(encoding="utf-8").replace("app = ", "from images_app import task\napp = ", 1), encoding="utf-8")
+    client.write_text(
+        client.read_text(encoding="utf-8").replace("app = ", "from images_app import task\napp = ", 1), encoding="utf-8"
+    )
     shutil.copy(HERE / "task.py", app / "images_app")
     config = f"num-server-rounds={ROUNDS} local-epochs={EPOCHS} learning-rate={LR} batch-size={BATCH}"
     with running_link(folder / "link", simulated=True, nodes=CLIENTS) as link:
@@ -107,8 +109,13 @@ def outcome(run: AuditedRun, seconds: float) -> dict[str, Any]:
         for outcome in run.membership
         if outcome.points is not None
     }
-    return {"answer": run.concluded.words, "sentence": run.concluded.sentence, "conditions": list(run.conditions), "seconds": seconds,
-            "membership": areas}  # fmt: skip
+    return {
+        "answer": run.concluded.words,
+        "sentence": run.concluded.sentence,
+        "conditions": list(run.conditions),
+        "seconds": seconds,
+        "membership": areas,
+    }
 
 
 def compare(data_dir: Path, name: str, defence: str) -> dict[str, Any]:
@@ -121,12 +128,12 @@ def compare(data_dir: Path, name: str, defence: str) -> dict[str, Any]:
         sys.path.insert(0, str(folder / "net"))
         keys = {**KEYS, "data.name": "cifar10", "data.dir": str(data_dir), "wire.transforms": _transforms(defence)}
         run = fedpriv.train(run_dir=str(folder / "run"), **keys)
-        own = RunRecord(run.dir)
+        own = RunRecord(run.path)
         os.environ["IMAGES_APP_DATA"] = str(folder / "samples")
         write_samples(own, folder / "samples")
         record = recorded_by_flower(folder, defence, app)
         results = {}
-        for framework, audited in (("fedpriv", run.dir), ("Flower", record)):
+        for framework, audited in (("fedpriv", run.path), ("Flower", record)):
             began = time.monotonic()
             report = fedpriv.audit(audited, **AUDIT)
             results[framework] = outcome(report.runs[0], round(time.monotonic() - began, 1))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
 from fedpriv.recorder import layout
-from fedpriv.recorder.layout import Direction, End, Facts, Line
+from fedpriv.recorder.layout import Direction, End, Facts, Line, Refusal
 from fedpriv.recorder.writer import check_samples, file_name
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class Recorded:
         for line in self._lines():
             if isinstance(line, End):
                 break
+            if isinstance(line, Refusal):
+                continue
             key = line.round, line.client, line.direction
             if lines.setdefault(key, line).sha256 != line.sha256:
                 what = "was sent" if line.direction == "down" else "answered"
@@ -67,7 +69,12 @@ class Recorded:
         """Why the writer stopped before training did; ``None``: it did not, as far as the record says."""
         return next((line.ended for line in self._lines() if isinstance(line, End)), None)
 
-    def _lines(self) -> Iterator[Line | End]:
+    @cached_property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """The errors that clients answered."""
+        return tuple(line for line in self._lines() if isinstance(line, Refusal))
+
+    def _lines(self) -> Iterator[Line | End | Refusal]:
         path = self.folder / layout.LINES
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         *whole, _ = text.split("\n")  # what a kill cut off has no end of line

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fedpriv.errors import UsageError
 from fedpriv.recorder import layout
-from fedpriv.recorder.layout import Direction, End, Facts, Kind, Line
+from fedpriv.recorder.layout import Direction, End, Facts, Kind, Line, Refusal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,6 +72,14 @@ class Recording:
             epsilon: what it has spent with this answer, where it accounts for differential privacy.
         """
         self._message("up", round, client, tensors, kind, num_examples, nbytes, epsilon)
+
+    def refused(self, round: int, client: str | int, why: str) -> None:
+        """Record that a client answered a round with an error, such as to keep within its budget."""
+        if not self._ended:
+            try:
+                self._append(layout.to_text(Refusal(round, str(client), why)))
+            except OSError as error:
+                self._end(error)
 
     def truth(self, client: str | int, samples: Any, labels: Any) -> None:
         """Keep the samples that a client trained on, to score attacks against. They are never sent.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,5 +71,17 @@ def audit_recorded(
     record.verify()
     bare = run_facts(record)
     ended = record.recorded.ended
-    conditions = (*bare.conditions, record.sentence, *([f"the record ends early: {ended}"] if ended else []))
+    conditions = (
+        *bare.conditions,
+        record.sentence,
+        *_refusals(record),
+        *([f"the record ends early: {ended}"] if ended else []),
+    )
     return audit_record(record, replace(bare, conditions=conditions), options, say)
+
+
+def _refusals(record: AuditedFolder) -> Iterator[str]:
+    if refusals := record.recorded.refusals:
+        first = refusals[0]
+        where = f"client {first.client} in round {first.round}: {first.refused}"
+        yield f"errors in place of answers: {len(refusals)}, the first of {where}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from images_app.task import Net, load_data  # type: ignore[import-not-found]
-from images_app.task import train as train_net
 from flwr.app import Context
 from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
+from images_app.task import Net, load_data  # type: ignore[import-not-found]
+from images_app.task import train as train_net
 
 
 class DigitsClient(NumPyClient):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from images_app.task import Net  # type: ignore[import-not-found]
 from flwr.app import Context
 from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import ServerApp, ServerAppComponents, ServerConfig
 from flwr.server.strategy import FedAvg
+from images_app.task import Net  # type: ignore[import-not-found]
 
 
 class SavedFedAvg(FedAvg):
