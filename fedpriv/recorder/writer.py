@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fedpriv.errors import UsageError
 from fedpriv.recorder import layout
-from fedpriv.recorder.layout import Direction, End, Facts, Kind, Line
+from fedpriv.recorder.layout import Direction, End, Facts, Kind, Line, Refusal
 from fedpriv.untrusted.notes import note
 
 if TYPE_CHECKING:
@@ -104,6 +105,14 @@ class Recording:
         names = tuple(map(str, members))
         self._message("up", round, f"sum of round {round}", tensors, kind, num_examples, None, members=names)
 
+    def refused(self, round: int, client: str | int, why: str) -> None:
+        """Record that a client answered a round with an error, such as to keep within its budget."""
+        if not self._ended:
+            try:
+                self._append(layout.to_text(Refusal(round, str(client), why)))
+            except OSError as error:
+                self._end(error)
+
     def truth(self, client: str | int, samples: Any, labels: Any) -> None:
         """Keep the samples that a client trained on, to score attacks against. They are never sent.
 
@@ -160,7 +169,7 @@ class Recording:
         """Write a file whose name is that of its content, unless it is there: a download is the same for all clients."""
         if path.exists() and path.stat().st_size == len(data):
             return
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
         try:
             part.write_bytes(data)
             part.replace(path)
