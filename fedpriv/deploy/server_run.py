@@ -14,7 +14,7 @@ from fedpriv.agreement import Agreement
 from fedpriv.config import RunConfig, filled, parse
 from fedpriv.data.statistics.fitting import SampleKind
 from fedpriv.defenses import build_transforms
-from fedpriv.deploy.agreed_run import initial_digest, row_digest
+from fedpriv.deploy.client.agreed_run import initial_digest, row_digest
 from fedpriv.deploy.frames import Envelope, Frame, one_line
 from fedpriv.deploy.handshake import (
     HANDSHAKE,

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedpriv.deploy.client_node import ClientNode
-from fedpriv.deploy.requires import Requires
-from fedpriv.deploy.source import Source
+from fedpriv.deploy.client.client_node import ClientNode
+from fedpriv.deploy.client.requires import Requires
+from fedpriv.deploy.client.source import Source
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.storage.payloads import PayloadStore
 from fedpriv.storage.run_folder import RunFolder
