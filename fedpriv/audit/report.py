@@ -34,7 +34,7 @@ from fedpriv.errors import FedprivError
 from fedpriv.files import Damaged, write_atomically
 from fedpriv.plugins import load_inherited
 from fedpriv.processes import die_with_parent
-from fedpriv.recorder.reader import is_record
+from fedpriv.recorder.reader import Recorded, is_record
 from fedpriv.samples import Modality
 from fedpriv.simulation.inputs.pairs import PAIR_MODEL
 from fedpriv.untrusted import plain_yaml
@@ -65,6 +65,8 @@ def audit(
         record, _ = check(run_dir)
         record.verify()
         modalities |= set(_modalities(record.config))
+    if any(is_record(folder) and Recorded(folder).facts.samples == "texts" for folder in run_dirs):
+        modalities.add("text")
     controls = _text_controls(modalities, options.seed, say)
     finished = dict(zip(runs_of, _in_processes(runs_of, options, workers, say), strict=True))
     parts = [

@@ -267,7 +267,9 @@ def _of_clients(run: AuditedRun, record: Record, options: AuditOptions, progress
         return _by_simulation(run, record, options, progress)
     not_run = dict[Part, Reason]()
     if record.cannot_simulate is None:
-        run = replace(run, shadow_labels=_shadow_labels(record, options, not_run, progress), not_run=not_run)
+        shadows = _shadow_labels(record, options, not_run, progress)
+        run = _with_attributes(replace(run, shadow_labels=shadows), record, options, not_run, progress)
+        run = replace(run, not_run=not_run)
     if options.membership_shadows:
         members = record.members(options, _rounds(record, options.messages), progress)
         run = run if members is None else _with_members(run, members)
@@ -306,16 +308,23 @@ def _by_simulation(run: AuditedRun, record: RunRecord, options: AuditOptions, pr
     centers = _centers(record, not_run, pictures, progress)
     earlier = _rounds(record, options.messages) if options.messages > 1 else []
     members = in_rounds(record, earlier, options.membership_shadows, options.seed, progress)
-    if record.encoding is not None:
-        chosen = _easiest(record, _chosen(record, options.messages))
-        attributes = infer_attributes(record, chosen, options.seed, progress)
-        run = replace(run, attributes=attributes.outcomes, attribute_controls=distinct(attributes.controls))
-        if attributes.refused is not None:
-            not_run["attributes"] = attributes.refused
+    run = _with_attributes(run, record, options, not_run, progress)
     progress.end_step()
     run = replace(run, shadow_labels=shadows, mean_colours=colours, centers=tuple(centers), not_run=not_run)
     run = _with_members(run, members)
     return _Findings(run, pictures, progress.times, progress.moments, members.epsilon)
+
+
+def _with_attributes(
+    run: AuditedRun, record: Record, options: AuditOptions, not_run: dict[Part, Reason], progress: Progress
+) -> AuditedRun:
+    """The run with hidden cells of rows, if it has rows."""
+    if record.encoding is None:
+        return run
+    attributes = infer_attributes(record, _easiest(record, _chosen(record, options.messages)), options.seed, progress)
+    if attributes.refused is not None:
+        not_run["attributes"] = attributes.refused
+    return replace(run, attributes=attributes.outcomes, attribute_controls=distinct(attributes.controls))
 
 
 def _with_members(run: AuditedRun, members: InRounds) -> AuditedRun:

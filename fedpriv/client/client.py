@@ -202,6 +202,8 @@ class Client:
             update.over = False
             if payload is not None and trained is not None:
                 _check_as_trained(payload, trained)
+            if payload is not None:
+                payload = self.alter(payload, received)
             update.upload = self._sealed(payload, received, update.hidden, update.reported, profile)
         keeps = method.keep(update)
         if keeps and self.store is not None:
@@ -210,6 +212,10 @@ class Client:
         with profile("serialisation", client=self.number):
             report = self._report(update, bool(keeps), charges).seal()
         return Answer(self.number, update.upload, report)
+
+    def alter(self, payload: Payload, received: Received) -> Payload:
+        """What the client sends in place of its trained update, before all transforms: the same."""
+        return payload
 
     def _protect(self, update: ModelLocalUpdate, received: Received, kept: Private, first: bool, charges: list[Charge]) -> None:
         """Give the update its secret noise source, and under sample-level DP its booking and canaries.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fedpriv.agreement import Agreement, Declared
 from fedpriv.client.client import Client
+from fedpriv.client.corrupt import CorruptClient, FlippedLabels, corrupt_clients, note_on_corruption
 from fedpriv.client.resident import Resident
 from fedpriv.client.store import ClientStore
 from fedpriv.config import RunConfig, filled, usual_share
@@ -72,6 +74,11 @@ class Federation:
         """The config, with every open key filled in."""
         return self.agreement.config
 
+    @cached_property
+    def corrupt(self) -> frozenset[int]:
+        """The bad clients."""
+        return corrupt_clients(self.config)
+
     @property
     def method(self) -> Method:
         """The method of the run."""
@@ -88,7 +95,11 @@ class Federation:
         Args:
             store: where it keeps its private state; ``None``: it keeps none.
         """
-        return Client(number, self.agreement, ClientData(self.places, number), store, self.augment)
+        data, corruption = ClientData(self.places, number), self.config.data.corruption
+        if number not in self.corrupt:
+            return Client(number, self.agreement, data, store, self.augment)
+        own = FlippedLabels(data, len(self.dataset.classes)) if corruption == "labels" else data
+        return CorruptClient(corruption, number, self.agreement, own, store, self.augment)
 
 
 @dataclass(frozen=True)
@@ -166,6 +177,8 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
         check_probe(config, agreement.method)
     if config.eval.before_merge:
         _check_before_merge(config, agreement.method)
+    if config.data.corrupt_clients and not agreement.method.shared_names:
+        raise UsageError(f"data.corrupt_clients: method {config.method.name} merges nothing that they could spoil")
     if config.eval.fresh_head and pooled is not None:
         raise UsageError(f"eval.fresh_head trains heads at the clients, and with method {config.method.name} none trains")
     if config.eval.fresh_head and not agreement.method.objective.labels:
@@ -174,7 +187,7 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
     note = None if begun else check_trains(agreement, places.sizes)
     agreement.config = with_metric(agreement.config, declared)
     imbalance = note_on_imbalance(agreement.config, declared, loaded.dataset.classes) if uses_labels else None
-    notes = [*prepared.notes, *agreement.method.notes, *filter(None, [note, imbalance])]
+    notes = [*prepared.notes, *agreement.method.notes, *filter(None, [note, imbalance, note_on_corruption(config)])]
     prepared = replace(prepared, notes=tuple(notes))
     dataset = loaded.dataset
     augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)

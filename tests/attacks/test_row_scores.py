@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -60,13 +62,26 @@ def _rows(table: RowEncoding, count: int, seed: int) -> torch.Tensor:
     return made_up_rows(table, count, torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("numbers", [0, 2, 13])
-def test_rows_that_are_right_by_chance_do_not_count(numbers: int) -> None:
+def _whole(rows: torch.Tensor) -> torch.Tensor:
+    """Numbers as a table of counts has them."""
+    return rows.round()
+
+
+def _determined(rows: torch.Tensor) -> torch.Tensor:
+    """The second number is the first one, nearly."""
+    return torch.cat([rows[:, :1], rows[:, :1] + 0.02 * rows[:, 1:2], rows[:, 2:]], 1)
+
+
+@pytest.mark.parametrize(("numbers", "change"), [(0, None), (2, None), (13, None), (3, _whole), (2, _determined)])
+def test_rows_that_are_right_by_chance_do_not_count(
+    numbers: int, change: Callable[[torch.Tensor], torch.Tensor] | None
+) -> None:
     """Guesses are rows of the same table; 16 of them are matched, so that now and then one is right in every cell."""
     table = RowEncoding((*(NumberColumn(f"n{k}") for k in range(numbers)), *(CategoryColumn(f"c{k}", ("a", "b")) for k in range(2))))
-    others, whole, counted = _rows(table, 300, 0), 0, 0
-    for seed in range(1, 101):
-        true, guesses = _rows(table, 16, seed), _rows(table, 16, seed + 1000)
+    rows = [_rows(table, 16 if seed else 300, seed) for seed in range(201)]
+    others, *drawn = rows if change is None else list(map(change, rows))
+    whole = counted = 0
+    for true, guesses in zip(drawn[::2], drawn[1::2], strict=True):
         shown, _ = in_order(guesses, true, table, messages=1)
         whole += bool((hits := right_cells(shown, true, table).all(1)).any())
         counted += bool(sure_rows(guesses, shown, true, others, table, 1).any()) and not hits.all()

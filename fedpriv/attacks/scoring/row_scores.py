@@ -118,8 +118,8 @@ def sure_rows(raw: Tensor, shown: Tensor, true: Tensor, others: Tensor, encoding
 
     A message that says nothing of its rows is as near to ``others``. Either so many rows are right that chance hardly makes as
     many of others right (binomial); or the row's numbers are nearer to the true ones than chance makes those of any of ``n``
-    others: of those within the tolerance, as many columns as there are have few that are as near. All rows of a target count if
-    all are right: of few rows with few cells, not even exact ones could be significant.
+    others (:func:`_nearer`). All rows of a target count if all are right: of few rows with few cells, not even exact ones could
+    be significant.
 
     Args:
         raw: the rows that an attack shows ``(m, F)``, as many for each message.
@@ -134,23 +134,34 @@ def sure_rows(raw: Tensor, shown: Tensor, true: Tensor, others: Tensor, encoding
     chance = (alike + 1) / (messages * len(others) + 1)
     if binom.sf(int(whole.sum()) - 1, len(true), min(chance, 1.0)) <= BY_CHANCE:
         return whole
-    nearer = torch.stack([_nearer(row, truth, others, encoding) for row, truth in zip(shown[whole], true[whole], strict=True)])
+    nearer = [_nearer(row, truth, others, encoding) for row, truth in zip(shown[whole], true[whole], strict=True)]
     sure = whole.clone()
-    sure[whole] = len(true) * chance * nearer <= BY_CHANCE
+    sure[whole] = torch.tensor([len(true) * chance * share <= BY_CHANCE for share in nearer]).to(sure)
     return sure
 
 
-def _nearer(row: Tensor, true: Tensor, others: Tensor, encoding: RowEncoding) -> Tensor:
-    """How rare it is that numbers within the tolerance of a row ``(F,)`` are all as near as the true ones ``()``."""
+def _nearer(row: Tensor, true: Tensor, others: Tensor, encoding: RowEncoding) -> float:
+    """How rare it is that numbers within the tolerance of a row ``(F,)`` are all as near as the true ones, or in the same step.
+
+    Numbers of a column are as likely anywhere within the tolerance, in steps of the smallest difference of two of them; numbers
+    that many rows have are as likely as others have them. Columns count once where they determine each other: as many count as
+    the others' numbers have directions that are wider than the tolerance.
+    """
     there = [
         at.start
         for column, at in zip(encoding.columns, encoding.entries, strict=True)
         if not isinstance(column, CategoryColumn) and not (column.gaps and row[at.stop - 1] > 0.5)
     ]
     if not there:
-        return torch.ones(())
-    largest, distances = (row - true)[there].abs().max(), (others - row)[:, there].abs()
-    return ((1 + (distances <= largest).sum(0)) / (1 + (distances <= TOLERANCE).sum(0))).prod()
+        return 1.0
+    share, largest = 1.0, float((row - true)[there].abs().max())
+    for at in there:
+        steps, distances = torch.cat([others[:, at], true[at : at + 1]]).unique().diff(), (others[:, at] - row[at]).abs()
+        step = float(steps.min()) if len(steps) else torch.inf
+        alike = int((distances <= largest).sum()) / max(1, int((distances <= TOLERANCE).sum()))
+        share *= max(alike, min(1.0, max(largest, step / 2) / TOLERANCE))
+    spread = torch.linalg.eigvalsh(torch.cov(others[:, there].T.double(), correction=0).view(len(there), -1))
+    return float(share ** (int((spread > TOLERANCE**2).sum()) / len(there)))
 
 
 def typical_row(encoding: RowEncoding, reference: Tensor | None = None) -> Tensor:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.gradients.per_sample import LabelledSamples
@@ -196,14 +195,10 @@ class _OneClient:
         Raises:
             Inapplicable: see :func:`fedpriv.attacks.inference.gradient_regression.gradient_regression`.
         """
-        record = self._record
-        observed, control = (record.observation(sent, ThreatModel()) for sent in (message, own.message))
-        names, start = record.net.names, dict(record.started(message))
-        end = start | {names[name]: tensor for name, tensor in own.state.items() if names.get(name) in start}
-        middle = {name: (start[name] + tensor) / 2 for name, tensor in end.items()}
+        inputs = self._record.regression_beside(message, own)
         known, mine = (LabelledSamples(tensors(it.inputs), it.labels, from_tensors) for it in (self._pool.data, self._pool.spare))
-        scores, of_control = gradient_regression([observed, control], known, mine, [start, middle, end])
-        return scores, of_control
+        scores, control = gradient_regression(inputs.messages, known, mine, inputs.path)
+        return scores, control
 
     def _over_rounds(self, last: tuple[Array, Array]) -> tuple[Array, Array]:
         """The regression's scores and their control, summed over the client's messages of all recorded rounds."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedpriv.attacks.api import tensors
 from fedpriv.attacks.api.inversion import check_normalisation
@@ -20,6 +21,7 @@ from fedpriv.attacks.core.columns import CategoryColumn, NumberColumn, RowEncodi
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.inference.labels import Samples
 from fedpriv.attacks.scoring.guessing import most_common_share
+from fedpriv.audit.foreign.texts import facts_of, token_probe
 from fedpriv.audit.record.base import Message, PlainChange, PublicImages, Record, Truth
 from fedpriv.audit.record.update import UpdateRecord
 from fedpriv.audit.results import Sender
@@ -27,6 +29,7 @@ from fedpriv.data.federated import Split
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged
+from fedpriv.models.text.pretrained import find_encoder
 from fedpriv.models.user_net.importing import find_user_net
 from fedpriv.recorder import layout
 from fedpriv.recorder.layout import Facts
@@ -70,14 +73,17 @@ class FolderRecord(Record):
         facts = self.facts = self.recorded.facts
         self.name, self.seed, self.modalities = facts.name, seed, _MODALITIES[facts.samples]
         self.classes, self.input_shape, self.encoding = facts.classes, facts.input_shape, _encoding(facts)
+        self.encoder = None if facts.encoder is None else find_encoder(facts.encoder, ())
         try:
             check_normalisation(facts.mean, facts.std, facts.input_shape[0] if facts.samples == "images" else 1)
             self.model = (model or self._named_net()).cpu().float()
-            self.net: UserNet = cut(self.model, facts.input_shape, facts.head)
+            probe = None if self.encoder is None else token_probe(self.encoder, facts.input_shape[0])
+            self.net: UserNet = cut(self.model, facts.input_shape, facts.head, probe)
         except ValueError as error:
             raise UsageError(f"{folder}: {error}") from None
         if self.net.classes != facts.classes:
             raise UsageError(f"{folder}: the net returns {self.net.classes} logits, and the record has {facts.classes} classes")
+        self.text = None if self.encoder is None else facts_of(self.net, self.encoder, facts.input_shape[0])
         self.transforms: Sequence[Transform] = build_transforms(facts.transforms or ())
         self._labels = dict[int, Tensor]()
         self._number = {name: number for number, name in enumerate(self.recorded.clients)}
@@ -151,7 +157,7 @@ class FolderRecord(Record):
         update = UpdateRecord(
             name=self.name, seed=self.seed, model=net, net=self.net, sent=tensors.Message(change, answer.buffers), besides={},
             payload=None, data=truth, schedule=schedule, is_change=line.kind != "gradient", mean=self.facts.mean,
-            std=self.facts.std, public=self._public, transforms=self.transforms, encoding=self.encoding,
+            std=self.facts.std, public=self._public, transforms=self.transforms, encoding=self.encoding, text=self.text,
         )  # fmt: skip
         message = Message(round, client, dict(sent.parameters), {**uploaded, **answer.buffers}, line.num_examples)
         return _Read(update, message)
@@ -216,9 +222,14 @@ class FolderRecord(Record):
 
     def _read_samples(self, samples: Mapping[str, Tensor]) -> Truth:
         inputs = samples[self.facts.samples]
-        return Truth(inputs.float() if inputs.is_floating_point() else inputs.long(), samples["labels"].long())
+        if self.encoder is not None:
+            inputs = F.pad(inputs.long(), (0, self.input_shape[0] - inputs.shape[1]), value=self.encoder.pad)
+        return Truth(inputs if self.encoder is not None else inputs.float(), samples["labels"].long())
 
     def rows(self, client: int) -> Tensor:
+        return self.truth(client).images
+
+    def texts(self, client: int) -> Tensor:
         return self.truth(client).images
 
     def labels(self, client: int) -> Tensor:
@@ -238,6 +249,9 @@ class FolderRecord(Record):
     def public_rows(self) -> Tensor:
         rows, _ = self._public
         return torch.empty(0, *self.input_shape) if rows is None else rows
+
+    def public_texts(self) -> Tensor:
+        return self.public_rows().long()
 
     @cached_property
     def _public(self) -> PublicImages:

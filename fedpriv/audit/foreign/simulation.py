@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.audit.foreign.record import FolderRecord
-from fedpriv.audit.record.base import Alone, DataOf, Message
+from fedpriv.audit.record.base import Alone, DataOf, Message, RegressionInputs
 from fedpriv.audit.record.shadow_updates import NotSimulated
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, first_line
@@ -161,6 +162,20 @@ class SimulatedRecord(FolderRecord):
         for number in numbers:
             played = self.simulated(message, data(number), number)
             yield None if played is None else played.message
+
+    def regression(self, message: Message, samples: Split) -> RegressionInputs:
+        if (own := self.simulated(message, samples, 0)) is None:
+            raise FedprivError(f"round {message.round}: the server's own local update diverged, as the client's may have")
+        return self.regression_beside(message, own)
+
+    def regression_beside(self, message: Message, own: Simulated) -> RegressionInputs:
+        """As :meth:`regression`, with a local update that was done before."""
+        observed, control = (self.observation(sent, ThreatModel()) for sent in (message, own.message))
+        names, start = self.net.names, dict(self.started(message))
+        after = own.state if self.update(message).is_change else {}
+        end = start | {names[name]: tensor for name, tensor in after.items() if names[name] in start}
+        middle = {name: (start[name] + tensor) / 2 for name, tensor in end.items()}
+        return RegressionInputs((observed, control), [start, middle, end], None)
 
     def samples_behind(self, message: Message) -> int:
         return message.num_examples or USUAL * (self.facts.training.batch_size or 1)

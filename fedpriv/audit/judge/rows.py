@@ -30,8 +30,8 @@ def guessed(baselines: Mapping[str, RowRates]) -> RowRates:
 
 
 def whole_rows(figures: RowFigures, baselines: Mapping[str, RowRates]) -> bool:
-    """Whether a larger share of rows was recovered in every cell, hardly by chance, than by any guess."""
-    return figures.sure.share > max((guess.rows.share for guess in baselines.values()), default=0.0)
+    """Whether rows were recovered in every cell, hardly by chance, and no guess has all of them."""
+    return figures.sure.successes > 0 and all(guess.rows.share < 1 for guess in baselines.values())
 
 
 def cells(figures: RowFigures, baselines: Mapping[str, RowRates]) -> bool:
@@ -67,7 +67,7 @@ def _merit(attack: BestRows) -> tuple[float, float]:
 
 
 def recovered(attack: BestRows) -> Rate:
-    """The rate of whole rows that are hardly right by chance; where guesses recover as many, 0 of them."""
+    """The rate of whole rows that are hardly right by chance; where a guess has all, 0 of them."""
     rate = attack.figures.sure
     return rate if whole_rows(attack.figures, attack.target.baselines) else none_of(rate)
 

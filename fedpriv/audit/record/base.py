@@ -90,6 +90,20 @@ class Alone:
 
 
 @dataclass(frozen=True)
+class RegressionInputs:
+    """What a regression of a message on gradients gets besides samples.
+
+    Attributes:
+        messages: the message, and as a control that of the server's own update.
+        path: see :func:`fedpriv.attacks.inference.gradient_regression.gradient_regression`; ``clip``: see there.
+    """
+
+    messages: tuple[Observation, Observation]
+    path: list[dict[str, Tensor]]
+    clip: float | None
+
+
+@dataclass(frozen=True)
 class PlainChange:
     """The changes of the parameters that are sent in both directions, by the net's names, as plain steps would have made them.
 
@@ -154,6 +168,10 @@ class Record:
     def whole_clients(self, round: int) -> list[int]:
         """The clients with a message of that round and complete samples; for pairs, with both images and texts."""
         return self.clients(round)
+
+    def behind(self, round: int, client: int) -> list[int]:
+        """The clients whose local updates are behind a message."""
+        return [client]
 
     def sender(self, round: int, client: int) -> Sender:
         """Whose message it is: a client's, or a secure sum of several clients'."""
@@ -268,6 +286,14 @@ class Record:
 
     def shadows(self, round: int, client: int, data: DataOf, numbers: Sequence[int]) -> Iterator[Message | None]:
         """The messages of simulated clients with these numbers in place of a client's, in this order; ``None``: it diverged."""
+        raise NotImplementedError
+
+    def regression(self, message: Message, samples: Split) -> RegressionInputs:
+        """What a regression of a message on gradients gets; the server's own update is one with these samples.
+
+        Raises:
+            FedprivError: that update diverged, or cannot be computed.
+        """
         raise NotImplementedError
 
     def samples_behind(self, message: Message) -> int:

@@ -22,9 +22,9 @@ from fedpriv.attacks.inference.labels import Samples
 from fedpriv.attacks.scoring.guessing import most_common_share
 from fedpriv.audit.record.alteration import alteration
 from fedpriv.audit.record.attacker_view import AttackerView
-from fedpriv.audit.record.base import Alone, DataOf, Message, PlainChange, PublicImages, Record, Truth
+from fedpriv.audit.record.base import Alone, DataOf, Message, PlainChange, PublicImages, Record, RegressionInputs, Truth
 from fedpriv.audit.record.earlier_updates import plain_change
-from fedpriv.audit.record.shadow_updates import ShadowUpdates, shared_out, single_samples
+from fedpriv.audit.record.shadow_updates import ShadowUpdates, own_update, regression_inputs, shared_out, single_samples
 from fedpriv.audit.record.statistics import MEANINGS, UNKNOWN, as_gradient, kinds, kinds_of_model, listed, named
 from fedpriv.audit.record.views import recorded, views_of
 from fedpriv.audit.results import Statistic
@@ -78,6 +78,9 @@ class RunRecord(Record):
             else:
                 what = "nothing is sent" if kind.pools else "no weights are sent, only losses and numbers of samples"
                 why = f"has nothing to attack: with method {kind.name} {what}"
+            raise UsageError(f"{run_dir} {why}")
+        if config.data.corrupt_clients:
+            why = "has bad clients (data.corrupt_clients), whose messages are not those of honest ones: audit a run without"
             raise UsageError(f"{run_dir} {why}")
         self.config = config.model_copy(update={"executor": config.executor.here()})
         self.name, self.seed = self.folder.path.name, config.seed
@@ -202,10 +205,6 @@ class RunRecord(Record):
         """The number under which that round's message with this client's update is stored."""
         return client
 
-    def behind(self, round: int, client: int) -> list[int]:
-        """The clients whose local updates are behind a message."""
-        return [client]
-
     def labels(self, client: int) -> Tensor:
         return self.federation.data.labels("train").cpu()[self._held(client)]
 
@@ -258,6 +257,9 @@ class RunRecord(Record):
         assert download is not None
         updates = ShadowUpdates(self.federation, round, download, self.store.broadcast())
         return (None if it is None else message.simulated(it.uploaded) for it in updates.run(data, numbers))
+
+    def regression(self, message: Message, samples: Split) -> RegressionInputs:
+        return regression_inputs(self, message, own_update(self, message, samples))
 
     def samples_behind(self, message: Message) -> int:
         return message.num_examples or 10 * self.config.train.batch_size

@@ -16,7 +16,7 @@ from fedpriv.attacks.api.inversion import observed
 from fedpriv.attacks.api.label_rules import balanced
 from fedpriv.attacks.api.user_net import UserNet
 from fedpriv.attacks.core.columns import RowEncoding
-from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, copied
+from fedpriv.attacks.core.observation import Observation, Schedule, TextFacts, ThreatModel, copied
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference.labels import Samples
 from fedpriv.audit.record.alteration import declared
@@ -49,6 +49,7 @@ class UpdateRecord(Record):
         transforms: what the update is known to have gone through.
         encoding: of the columns, where the samples are rows of a table; ``None``: they are images.
         is_change: whether it is a change although no schedule is known.
+        text: of the net, where the samples are token ids ``(n, L)``; ``None``: they are no texts.
     """
 
     name: str
@@ -66,6 +67,7 @@ class UpdateRecord(Record):
     transforms: Sequence[Transform] = ()
     encoding: RowEncoding | None = None
     is_change: bool = False
+    text: TextFacts | None = None
 
     def __post_init__(self) -> None:
         self.modalities, self.declared = ("image",) if self.encoding is None else (), True
@@ -106,13 +108,14 @@ class UpdateRecord(Record):
         seen = observed(
             self.model, self.net, sent, threat, input_shape=self.input_shape, n=n, schedule=schedule, mean=self.mean, std=self.std
         )
-        return replace(seen, encoding=self.encoding)
+        return replace(seen, encoding=self.encoding, text=self.text)
 
     @cached_property
     def _differences(self) -> tuple[str, ...]:
         """In what the message differs from those of every attack's controls, a clause each."""
         net = copied(self.model).cpu().float()
-        clauses = in_training(net, trains_otherwise(net, made_up(self.input_shape)))
+        probe = made_up(self.input_shape) if self.text is None else self.data.images[:2]
+        clauses = in_training(net, trains_otherwise(net, probe))
         known = {str(transform) for transform in self.transforms}
         unknown = [name for name in self._applied if name not in known and not name.startswith("mask(")]  # a mask is seen
         if unknown:

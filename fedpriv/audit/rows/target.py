@@ -20,7 +20,7 @@ from fedpriv.attacks.lab.trial import Attacker, Mounted, NotTried, Trial, differ
 from fedpriv.attacks.scoring.row_scores import BY_CHANCE, in_order, right_cells, typical_row
 from fedpriv.audit.images.target import Doubts, Source, hidden_layers, unexplained
 from fedpriv.audit.record.base import Message, Record
-from fedpriv.audit.rows.figures import by_chance, whole_rows
+from fedpriv.audit.rows.figures import by_chance
 from fedpriv.errors import UsageError
 
 CONSTANT, OTHERS = "most frequent values", "other rows"
@@ -67,7 +67,7 @@ class Target(Doubts, Rows):
         if attempt.scores is None or attempt.sure is None:
             return True
         hits = attempt.scores.hits
-        more_rows = all(attempt.sure.successes > whole_rows(guess) for guess in self.guesses().values())
+        more_rows = attempt.sure.successes > 0 and not any(guess.all() for guess in self.guesses().values())
         more_cells = all(hits.sum() > guess.sum() for guess in self.guesses().values())
         return not more_rows and not (more_cells and by_chance(hits, self.guesses()) <= BY_CHANCE)
 
