@@ -113,7 +113,7 @@ def use_executor(make: Callable[[], Any]) -> None:
     module.get_executor = lambda *_kind, **_options: make()
 
 
-def add_middleware(outermost: type) -> None:
+def add_middleware(outermost: Any) -> None:
     """Put an ASGI middleware outside all of the SuperLink's."""
     require_flower()
     from flwr.superlink import extensions
