@@ -119,14 +119,16 @@ def run_row_controls(attack: RowAttack, observation: Observation, behind: int, s
     """The controls of an attack with its own options; none where it declares no setting for them.
 
     Args:
-        observation: a message to attack. The controls have its columns and classes, and as many local steps if the attack
+        observation: a message to attack. The controls have its columns and kind of labels, and as many local steps if the attack
             simulates them.
         behind: rows behind each message. The controls have as many, up to what the attack declares for such columns.
     """
     if (setting := attack.control) is None:
         return ()
     if observation.encoding is not None:
-        setting = replace(setting, encoding=observation.encoding, classes=observation.classes)
+        setting = replace(
+            setting, encoding=observation.encoding, classes=observation.classes, numbers=observation.numbers
+        )
     if setting.steps and observation.schedule is not None:
         setting = replace(setting, steps=observation.schedule.steps)
     per_message = min(behind, attack.most_rows(observation) or behind)
