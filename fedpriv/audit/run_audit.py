@@ -260,7 +260,8 @@ def _of_clients(run: AuditedRun, record: Record, options: AuditOptions, progress
     if isinstance(record, RunRecord):
         run = replace(run, exposed=exposed(record))
         progress("labels")
-    labels = label_findings([infer_labels(record, round, client) for round, client in record.messages()])
+    messages = [] if record.numbers else record.messages()
+    labels = label_findings([infer_labels(record, round, client) for round, client in messages])
     run = replace(run, labels=labels.labels, label_rules=labels.rules, labels_over_rounds=labels.over_rounds)
     if isinstance(record, RunRecord):
         return _by_simulation(run, record, options, progress)
@@ -279,7 +280,7 @@ def _of_clients(run: AuditedRun, record: Record, options: AuditOptions, progress
 
 def _shadow_labels(record: Record, options: AuditOptions, not_run: dict[Part, Reason], progress: Progress) -> ShadowLabels | None:
     """The label sets by shadow clients; ``not_run`` gets the reason where there are none."""
-    if not options.label_shadows:
+    if not options.label_shadows or record.numbers:
         return None
     progress(f"labels: {options.label_shadows} shadow clients")
     try:

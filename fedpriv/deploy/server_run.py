@@ -14,7 +14,7 @@ from fedpriv.agreement import Agreement
 from fedpriv.config import RunConfig, filled, parse
 from fedpriv.data.statistics.fitting import SampleKind
 from fedpriv.defenses import build_transforms
-from fedpriv.deploy.agreed_run import initial_digest, row_digest
+from fedpriv.deploy.client.agreed_run import initial_digest, row_digest
 from fedpriv.deploy.frames import Envelope, Frame, one_line
 from fedpriv.deploy.handshake import (
     HANDSHAKE,
@@ -221,7 +221,8 @@ class _RemoteRespondents:
 
 def _ask_for_statistics(config: RunConfig, facts: Sequence[Facts], grid: Grid, seconds: float) -> Gathered | None:
     """The statistics by which the clients' samples are scaled and coded; ``None``: they need none."""
-    kind, classes = agreed_kind(facts), counted_classes(config, len(class_names(facts)))
+    kind = agreed_kind(facts)
+    classes = counted_classes(config, kind, len(class_names(facts)))
     if kind is None and not classes:
         return None
     if len(class_names(facts)) == 1:
@@ -345,6 +346,8 @@ def _check_deployable(config: RunConfig) -> None:
         raise UsageError("eval.fresh_head: heads are trained afresh in simulations; --set eval.fresh_head=0")
     if config.privacy.level == "client":
         raise UsageError("privacy.level client: its noise would come from the seed, which every client knows; use sample")
+    if config.data.corrupt_clients:
+        raise UsageError("data.corrupt_clients: bad clients are simulated; leave it out, or use `fedpriv train`")
     if config.privacy.canaries:
         raise UsageError("privacy.canaries: canaries are planted in simulations; leave it out, or use `fedpriv train`")
 

@@ -10,7 +10,7 @@ from typing import IO
 
 MAX_HEAD_BYTES = 2**24
 MAX_PARTS = 4096
-ALWAYS_ALLOWED = 2**26
+ALWAYS_ALLOWED = 2**25
 """Bytes that arrays or answers may have, however little was sent for them."""
 MAX_GROWTH = 16
 """Above that, how many times larger they may be than what was sent: equal parts of a net, such as zeros, are sent once."""

@@ -211,13 +211,22 @@ class End:
     ended: str
 
 
-_FORMS = {form.__name__ for form in (Line, End, CategoryColumn, NumberColumn)}
+@dataclass(frozen=True, config=_STRICT)
+class Refusal:
+    """A client that answered a round with an error, such as to keep within its budget of differential privacy."""
+
+    round: int
+    client: str
+    refused: str
+
+
+_FORMS = {form.__name__ for form in (Line, End, Refusal, CategoryColumn, NumberColumn)}
 """Which of several forms was tried; a reader of the error knows."""
 _FACTS: TypeAdapter[Facts] = TypeAdapter(Facts)
-_LINE: TypeAdapter[Line | End] = TypeAdapter(Line | End)
+_LINE: TypeAdapter[Line | End | Refusal] = TypeAdapter(Line | End | Refusal)
 
 
-def to_text(values: Facts | Line | End) -> str:
+def to_text(values: Facts | Line | End | Refusal) -> str:
     """JSON on one line."""
     return json.dumps(asdict(values))
 
@@ -240,7 +249,7 @@ def facts_of(text: str) -> Facts:
     return _checked(lambda: _FACTS.validate_json(text))
 
 
-def line_of(text: str) -> Line | End:
+def line_of(text: str) -> Line | End | Refusal:
     """As :func:`facts_of`, of a line."""
     return _checked(lambda: _LINE.validate_json(text))
 

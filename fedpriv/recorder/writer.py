@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import re
-import warnings
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fedpriv.errors import UsageError
 from fedpriv.recorder import layout
-from fedpriv.recorder.layout import Direction, End, Facts, Kind, Line
+from fedpriv.recorder.layout import Direction, End, Facts, Kind, Line, Refusal
+from fedpriv.untrusted.notes import note
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,6 +105,14 @@ class Recording:
         names = tuple(map(str, members))
         self._message("up", round, f"sum of round {round}", tensors, kind, num_examples, None, members=names)
 
+    def refused(self, round: int, client: str | int, why: str) -> None:
+        """Record that a client answered a round with an error, such as to keep within its budget."""
+        if not self._ended:
+            try:
+                self._append(layout.to_text(Refusal(round, str(client), why)))
+            except OSError as error:
+                self._end(error)
+
     def truth(self, client: str | int, samples: Any, labels: Any) -> None:
         """Keep the samples that a client trained on, to score attacks against. They are never sent.
 
@@ -160,7 +169,7 @@ class Recording:
         """Write a file whose name is that of its content, unless it is there: a download is the same for all clients."""
         if path.exists() and path.stat().st_size == len(data):
             return
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
         try:
             part.write_bytes(data)
             part.replace(path)
@@ -181,7 +190,7 @@ class Recording:
         """Record no more, so that training goes on; the record says where it ends, as far as that can be written."""
         self._ended = True
         why = f"{type(error).__name__}: {error.strerror or error}"
-        warnings.warn(f"the record in {self.folder} ends here ({why}); training goes on", stacklevel=4)
+        note(f"the record in {self.folder} ends here ({why}); training goes on")
         with suppress(OSError):
             self._append(f"\n{layout.to_text(End(why))}")
 

@@ -78,13 +78,6 @@ def test_server_yaml_mentions_a_proxy_only_if_there_is_one(tmp_path: Path, deplo
     assert (paths.settings().listen, paths.settings().port) == ("0.0.0.0", 8443)
 
 
-def test_server_yaml_says_who_can_reach_the_server(tmp_path: Path) -> None:
-    alone = make(tmp_path / "alone", 1, "server.example.org").server_file.read_text()
-    open_to_all = make(tmp_path / "open", 1, "server.example.org", listen="0.0.0.0", inner_port=9000).server_file.read_text()
-    assert "machine alone; clients come through a reverse proxy" in alone
-    assert "machine alone" not in open_to_all and "only\n# machines that you trust should reach it; clients" in open_to_all
-
-
 @needs_flower
 def test_a_public_key_that_is_not_there_is_named(tmp_path: Path) -> None:
     from fedpriv.deploy.flower.control import SuperLink

@@ -169,15 +169,15 @@ def test_a_reply_belongs_to_the_ticket_that_the_superlink_names() -> None:
 
 
 def test_arrays_of_repeated_chunks_are_accepted() -> None:
-    answers = received(FlowerNetwork(Nodes(Link(with_array(array(chunk(MB), 60)))), 2))
-    assert answers[LIAR].parts == (bytes(60 * MB),)
+    answers = received(FlowerNetwork(Nodes(Link(with_array(array(chunk(MB), 30)))), 2))
+    assert answers[LIAR].parts == (bytes(30 * MB),)
 
 
 @pytest.mark.parametrize("sent", [0, 10])
 def test_a_reply_is_bounded_by_what_was_sent(sent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its objects are not all fetched, and the others' replies come."""
     monkeypatch.setattr(apps, "_message", lambda *of: None)
-    large = honest(LIAR, _packed(b"{}", tuple(bytes([n]) * MB for n in range(70))))
+    large = honest(LIAR, _packed(b"{}", tuple(bytes([n]) * MB for n in range(40))))
     link = Link(large, honest())
     network = FlowerNetwork(Nodes(link), 2)
     network.connected()
@@ -195,7 +195,7 @@ def test_a_reply_is_bounded_by_what_was_sent(sent: int, monkeypatch: pytest.Monk
     if sent:
         assert isinstance(answers[LIAR], Frame)
     else:
-        assert answers[LIAR] == f"a reply of more than {64 * MB} bytes"
+        assert answers[LIAR] == f"a reply of more than {32 * MB} bytes"
         assert len(set(pulled)) < len(large.objects) + 3
 
 

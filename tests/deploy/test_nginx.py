@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import ssl
 import subprocess
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.deployed import REAL, SMALL, Deployment, same
+from tests.deploy.test_bounds import ended
 from tests.simulation.small import play
 
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
@@ -25,7 +27,7 @@ _MAIN = """{user}
 daemon off;
 pid {folder}/nginx.pid;
 error_log {folder}/error.log;
-events {{ }}
+events {{ worker_connections 4096; }}
 http {{
     access_log off;
     client_body_temp_path {folder}/body;
@@ -57,9 +59,17 @@ def nginx(site: Path, folder: Path) -> Iterator[None]:
         process.wait(20)
 
 
-def status(address: str, authority: Path) -> int:
+def half_open(port: int, authority: Path) -> ssl.SSLSocket:
+    """A connection whose request never ends."""
+    context = ssl.create_default_context(cafile=str(authority))
+    peer = context.wrap_socket(socket.create_connection(("127.0.0.1", port), 20), server_hostname="localhost")
+    peer.sendall(b"POST /v1/fleet/push-object HTTP/1.1\r\n")
+    return peer
+
+
+def status(address: str, authority: Path, body: bytes = b"") -> int:
     """The HTTP status that a POST without a key gets."""
-    request = urllib.request.Request(address, data=b"", headers={"Content-Type": "application/protobuf"})
+    request = urllib.request.Request(address, data=body, headers={"Content-Type": "application/protobuf"})
     until = time.monotonic() + 30
     while True:
         try:
@@ -85,8 +95,12 @@ def test_nginx_lets_only_clients_pass(tmp_path: Path) -> None:
         file.write_text(file.read_text().replace("  share: own", "  share: partition").replace("poll: 1", "poll: 0.2"))
     play(tmp_path / "whole", "mpfedcon", **SMALL)
     with nginx(paths.path / "nginx.conf", tmp_path / "nginx"), running_deployment(paths) as (link, look, supervisors):
+        peers = [half_open(public, paths.authority) for _ in range(529)]
         same(Deployment(paths, link, look, supervisors).play("proxied", "mpfedcon"), tmp_path / "whole")
         above = [f"/v1/fleet/{dots}control/runs" for dots in ("../", "%2e%2e/", "..%2f", "./..//")]
         for path in ("/", "/flwr.proto.Control/ListRuns", "/v1/control/runs", *above):
             assert status(f"https://localhost:{public}{path}", paths.authority) == 403, path
+        assert all(ended(peer) for peer in peers)
+        assert status(f"https://localhost:{public}/v1/fleet/push-object", paths.authority, bytes(2**20)) == 401
+        assert status(f"https://localhost:{public}/v1/fleet/push-object", paths.authority, bytes(2**25)) == 413
         assert status(f"https://localhost:{public}/v1/fleet/pull-messages", paths.authority) in (400, 401), "no key"

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedpriv.attacks.core.labels import groups
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference.membership import Array, Mask, Use, centred, in_every_use, random_halves
@@ -137,7 +138,7 @@ def attack_client(record: RunRecord, round: int, client: int, shadows: int, seed
         for use in get_args(Use)
         if (name := statistic.attack(use)) in scores
     }
-    classes = pool.data.labels.cpu().numpy()
+    classes = groups(pool.data.labels).cpu().numpy()
     by_shadows = OfClient(pool.members, pool.samples, classes, scores, control, kinds, not_tried, diverged)
     return _without_shadows(by_shadows, record, message, client, own, pool)
 

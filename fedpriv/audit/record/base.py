@@ -30,6 +30,7 @@ PublicImages = tuple[Tensor, Tensor] | tuple[None, None]
 """Images ``(m, C, H, W)`` in [0, 1] and their labels ``(m,)``, or none."""
 DataOf = Callable[[int], Split]
 """A simulated client's number -> its training data. May be called more than once for a client."""
+NUMBERS = Reason("does not apply", "labels are numbers, and no classes")
 SIMULATED: tuple[Part, ...] = ("membership", "shadow clients", "class centres", "single samples")
 """The parts of an audit that simulate clients."""
 
@@ -125,7 +126,8 @@ class Record:
     Attributes:
         name: on the page, and in the names of pictures.
         modalities: the kinds of the samples; empty for rows of a table.
-        classes: the number of classes.
+        classes: the number of classes, or of the net's outputs.
+        numbers: whether labels are numbers, and no classes.
         input_shape: the shape of an image ``(C, H, W)``.
         seed: the seed of controls on the attacked net.
         encoder: the encoder of texts; ``None``: there are no texts.
@@ -138,6 +140,7 @@ class Record:
     name: str
     modalities: tuple[Modality, ...]
     classes: int
+    numbers: bool = False
     input_shape: tuple[int, ...]
     seed: int
     encoder: Encoder | None = None
@@ -315,4 +318,5 @@ class Record:
 
     def not_run(self) -> dict[Part, Reason]:
         """The parts of an audit that are left out as the record does not allow them, and why."""
-        return {} if self.cannot_simulate is None else dict.fromkeys(SIMULATED, self.cannot_simulate)
+        of_classes: dict[Part, Reason] = dict.fromkeys(("classes", "shadow clients"), NUMBERS) if self.numbers else {}
+        return of_classes | ({} if self.cannot_simulate is None else dict.fromkeys(SIMULATED, self.cannot_simulate))

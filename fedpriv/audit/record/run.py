@@ -79,6 +79,9 @@ class RunRecord(Record):
                 what = "nothing is sent" if kind.pools else "no weights are sent, only losses and numbers of samples"
                 why = f"has nothing to attack: with method {kind.name} {what}"
             raise UsageError(f"{run_dir} {why}")
+        if config.data.corrupt_clients:
+            why = "has bad clients (data.corrupt_clients), whose messages are not those of honest ones: audit a run without"
+            raise UsageError(f"{run_dir} {why}")
         self.config = config.model_copy(update={"executor": config.executor.here()})
         self.name, self.seed = self.folder.path.name, config.seed
         self.corrections: dict[tuple[int, int], dict[str, Tensor]] = {}
@@ -290,7 +293,11 @@ class RunRecord(Record):
 
     @cached_property
     def classes(self) -> int:  # type: ignore[override]
-        return len(self.federation.dataset.classes)
+        return self.federation.agreement.declared.task.outputs
+
+    @cached_property
+    def numbers(self) -> bool:  # type: ignore[override]
+        return self.federation.dataset.target is not None
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:  # type: ignore[override]

@@ -189,7 +189,7 @@ def single_samples(record: RunRecord, round: int, client: int, count: int, feder
     def of(number: int) -> Split:
         owner, at = alone[number]
         held = data.train(owner)
-        return held.at(held.labels.new_tensor([at]))
+        return held.at(torch.tensor([at], device=held.labels.device))
 
     results = list(updates.run(of, range(len(alone))))
     if None in results:

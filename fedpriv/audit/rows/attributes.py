@@ -18,6 +18,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.core.labels import groups
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.status import Reason, Status
@@ -156,7 +157,7 @@ def _on_message(record: Record, round: int, client: int, seed: int) -> tuple[lis
     held = _Rows(record.rows(client), record.labels(client))
     middle = len(own.labels) // 2
     trained, known = own.at(slice(min(len(held.labels), middle))), own.at(slice(middle, None))
-    held = held.at(torch.isin(held.labels, known.labels))
+    held = held.at(torch.isin(groups(held.labels), groups(known.labels)))
     held = held.at(torch.randperm(len(held.labels), generator=generator))
     asked, rest = held.at(slice(ROWS)), held.at(slice(ROWS, None))
     if not len(asked.labels):
@@ -164,7 +165,7 @@ def _on_message(record: Record, round: int, client: int, seed: int) -> tuple[lis
     inputs = record.regression(message, Split(trained.rows, trained.labels))
     columns, trained = (
         list(choices_of(record.encoding, known.rows))[:COLUMNS],
-        trained.at(torch.isin(trained.labels, known.labels)),
+        trained.at(torch.isin(groups(trained.labels), groups(known.labels))),
     )
     lesson = _Lesson(inputs.messages[1], trained.at(slice(LESSON)), trained.at(slice(LESSON, None)), known, inputs)
     named = [_ask(lesson, inputs.messages, choices, asked, rest) for choices in columns]
@@ -230,7 +231,7 @@ class _Lesson:
         """The log-likelihoods of each value of the asked rows, for each message on them and on ``others``."""
         values, device = len(choices.entries), next(iter(self.inputs.path[0].values())).device
         completed = samples(choices.completed(asked.rows).to(device), asked.labels.repeat_interleave(values).to(device))
-        few = self.known.at(_some_of_each(self.known.labels, asked.labels))
+        few = self.known.at(_some_of_each(groups(self.known.labels), groups(asked.labels)))
         public = samples(few.rows.to(device), few.labels.to(device))
         certain = samples(others.rows.to(device), others.labels.to(device)) if len(others.labels) else None
         return log_likelihoods(messages, completed, prior, public, self.inputs.path, self.inputs.clip, certain)

@@ -9,7 +9,9 @@ import json
 import time
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from types import SimpleNamespace
 from typing import Any
 
 from fedpriv.deploy.stream import Broken
@@ -109,3 +111,26 @@ def use_executor(make: Callable[[], Any]) -> None:
 
     module: Any = run_superexec
     module.get_executor = lambda *_kind, **_options: make()
+
+
+def add_middleware(outermost: type) -> None:
+    """Put an ASGI middleware outside all of the SuperLink's."""
+    require_flower()
+    from flwr.superlink import extensions
+    from starlette.middleware import Middleware
+
+    module: Any = extensions
+    others = module.get_middleware
+    module.get_middleware = lambda: (Middleware(outermost), *others())
+
+
+def use_protocol(protocol: type) -> None:
+    """Have the SuperLink read connections by another protocol of Uvicorn's, without a line in the log for each request."""
+    require_flower()
+    module: Any = import_module("flwr.superlink.cli.flower_superlink")  # the package has a function of this name
+    serve = module.uvicorn.run
+
+    def run(**options: Any) -> None:
+        serve(**{**options, "http": protocol, "access_log": False})
+
+    module.uvicorn = SimpleNamespace(run=run)

@@ -29,7 +29,8 @@ _BAD_GATEWAY = (502, 503, 504)
 """Status codes of a reverse proxy while the server behind it is not running."""
 RETRY = 5.0
 """Seconds between a client's attempts to reach its server."""
-POLL = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
+POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
+"""Environment of the processes that start apps: seconds between checks. A run has one app, a client one for each frame."""
 TASKS = "import sys; from pathlib import Path; from fedpriv.deploy.flower.tasks"
 
 
@@ -53,9 +54,9 @@ def server(paths: DeploymentPaths) -> Iterator[Supervisor]:
     for name in names:  # under which the processes of this machine reach it
         check_handshake(paths.certificate, paths.key, paths.authority, name)
     link = SuperLink(address, paths.authority)
-    with Supervisor(paths.log, paths.path, {"FLWR_HOME": str(paths.flower), **POLL}) as supervisor:
+    with Supervisor(paths.log, paths.path, {"FLWR_HOME": str(paths.flower), POLL: "1"}) as supervisor:
         supervisor.start(
-            "the SuperLink", "from flwr.superlink.cli import flower_superlink; flower_superlink()",
+            "the SuperLink", "from fedpriv.deploy.flower.link import run_link; run_link()",
             "--ssl-ca-certfile", paths.authority, "--ssl-certfile", paths.certificate, "--ssl-keyfile", paths.key,
             "--enable-supernode-auth", "--disable-runtime-dependency-installation", "--host", settings.listen,
             "--port", settings.port, "--database", paths.database, "--isolation", "process",
@@ -102,7 +103,7 @@ def client(
     try:
         address, secret = private / "local_updates", private / "secret"
         write_secret(secret, secrets.token_bytes(32))
-        with Supervisor(folder / "log.txt", folder, {"FLWR_HOME": str(folder / "flower"), **POLL}) as supervisor:
+        with Supervisor(folder / "log.txt", folder, {"FLWR_HOME": str(folder / "flower"), POLL: "0.1"}) as supervisor:
             code = "from fedpriv.deploy.flower.machines import serve_client; serve_client()"
             supervisor.start(f"client {settings.client}", code, path.absolute(), address, *plugins)
             supervisor.start(
@@ -126,13 +127,15 @@ def serve_client() -> None:
     """Run the client's long-lived process; ``sys.argv[1:]``: the client's file, the path of the socket, plug-in files."""
     import sys
 
-    from fedpriv.deploy.client_node import ClientNode
-    from fedpriv.deploy.socket_server import serve
+    from fedpriv.deploy.client.client_node import ClientNode
+    from fedpriv.deploy.client.need import hold
+    from fedpriv.deploy.client.socket_server import serve
     from fedpriv.plugins import load_plugins
 
     try:
         settings = read_client(Path(sys.argv[1]))
         load_plugins([Path(file) for file in sys.argv[3:]])
+        hold(settings.requires)
         node = ClientNode(
             settings.client, settings.data, settings.folder, settings.device, settings.check_downloads, settings.requires
         )

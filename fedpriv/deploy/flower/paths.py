@@ -12,14 +12,14 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedpriv.config import parse, read_yaml
-from fedpriv.deploy.requires import Requires
-from fedpriv.deploy.source import Source
+from fedpriv.deploy.client.requires import Requires
+from fedpriv.deploy.client.source import Source
+from fedpriv.deploy.operation.templates import LOOPBACK, client_yaml, proxy, server_yaml, units
 from fedpriv.errors import UsageError
 from fedpriv.storage.run_folder import RunFolder
 
 PORT, INNER_PORT = 8443, 8400
 """The public port, and the one that the server listens on behind a reverse proxy."""
-LOOPBACK = "127.0.0.1"
 
 
 class _File(BaseModel):
@@ -151,13 +151,14 @@ def make(
             own.mkdir(mode=0o700, exist_ok=True)
             make_client_key(own / "key")
             (own / "ca.crt").write_bytes(paths.authority.read_bytes())
-            paths.client_file(number).write_text(_client_yaml(number, host, port), encoding="utf-8")
-        for name, text in _units(paths.path, clients).items():
+            paths.client_file(number).write_text(client_yaml(number, host_port(host, port)), encoding="utf-8")
+        for name, text in units(paths.path, clients).items():
             (paths.path / "systemd").mkdir(exist_ok=True)
             (paths.path / "systemd" / name).write_text(text, encoding="utf-8")
         if proxied := inner != port:
-            (paths.path / "nginx.conf").write_text(_proxy(paths, host, port, inner), encoding="utf-8")
-        paths.server_file.write_text(_server_yaml(clients, host, listen, inner, proxied), encoding="utf-8")
+            text = proxy(paths.certificate, paths.key, paths.authority, host, port, inner)
+            (paths.path / "nginx.conf").write_text(text, encoding="utf-8")
+        paths.server_file.write_text(server_yaml(clients, host, listen, inner, proxied), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write the deployment {path}: {error.strerror}") from None
     return paths
@@ -207,124 +208,3 @@ def _is_address(host: str) -> bool:
 
 def _hosts(host: str, listen: str) -> Sequence[str]:
     return list(dict.fromkeys([host, "localhost", "127.0.0.1", *([] if listen in ("0.0.0.0", "::") else [listen])]))
-
-
-def _server_yaml(clients: int, host: str, listen: str, port: int, proxied: bool) -> str:
-    alone, trusted = "it is\n# open to this machine alone", "only\n# machines that you trust should reach it"
-    access = (
-        f"A process that reaches this port can start runs and register clients, so {alone if listen == LOOPBACK else trusted}"
-    )
-    if proxied:
-        access += "; clients come through a reverse proxy that lets only /v1/fleet/ pass (nginx.conf)"
-    return f"""# The server of a deployment: fedpriv deploy server THIS-FOLDER
-# Name or address under which clients reach it; its certificate is for this name.
-host: {host}
-# Address and port that it listens on. {access}.
-listen: {listen}
-port: {port}
-# Number of clients; client-0.yaml to client-{clients - 1}.yaml are theirs.
-clients: {clients}
-# Seconds that a client has to answer; then the round continues without it.
-answer_within: 3600
-"""
-
-
-def _client_yaml(number: int, host: str, port: int) -> str:
-    return f"""# Client {number} of a deployment: fedpriv deploy client THIS-FILE
-# Copy this file and the folder client-{number} to the client's machine, and nothing else; then remove them here, but for key.pub.
-client: {number}
-server: {f"'{host_port(host, port)}'" if ":" in host else host_port(host, port)}
-# Paths are relative to this file.
-certificate: client-{number}/ca.crt
-key: client-{number}/key
-# For its private states and the secret that its noise is drawn from. Keep it: a run continues from there.
-folder: client-{number}/state
-data:
-  # As --dataset takes it: a name of `fedpriv data list`, a folder of images, a parquet or CSV file. null: the data set
-  # that the run names, which must be a name of that list.
-  name: null
-  # As --data-dir: folder with <name>/{{train,test}}.parquet.
-  dir: null
-  # own: all samples are this client's. partition: every client has the whole data set and takes its share of the run's
-  # partition, for trials.
-  share: own
-  # Column of the labels, whatever the run says. null: found by its type or a common name.
-  label: null
-  # Columns of a table that a run may use, such as [age, sex], and columns that no run uses. null: all but the latter.
-  features: null
-  drop: []
-# Torch device, such as cuda. null: that of the run.
-device: null
-# Refuse weights with marks of an attack on its data, whatever the run's config says.
-check_downloads: true
-# What every run must have for this client to take part, whatever the server asks.
-requires:
-  # Sample-level differential privacy: privacy.target_epsilon at most this, and privacy.delta at most `delta`. null: not required.
-  epsilon: null
-  delta: 1.0e-5
-  secure_aggregation: false
-  # Of a table: the least data.min_level. A level that fewer of its rows have is not named to the server.
-  min_level: 1
-  # Such as [fedavg, fedrep]. null: any.
-  methods: null
-  # false: it takes part without being tested. A lying server can read test samples out of accuracies, which neither of the above
-  # prevents.
-  tests: true
-# Local port of its node. null: a free one.
-port: null
-# Seconds between checks for messages, from 0.1 to 3.
-poll: 1
-"""
-
-
-def _units(paths: Path, clients: int) -> dict[str, str]:
-    def unit(what: str, command: str) -> str:
-        return f"""[Unit]
-Description=fedpriv {what}
-After=network-online.target time-sync.target
-Wants=network-online.target
-
-[Service]
-# The path of fedpriv, as printed by `which fedpriv`.
-ExecStart=/usr/local/bin/fedpriv {command}
-Restart=always
-RestartSec=5
-# fedpriv ends its own processes.
-KillMode=mixed
-UMask=0077
-NoNewPrivileges=true
-
-[Install]
-WantedBy=multi-user.target
-"""
-
-    units = {"fedpriv-server.service": unit("server", f"deploy server {paths}")}
-    for number in range(clients):
-        units[f"fedpriv-client-{number}.service"] = unit(f"client {number}", f"deploy client /etc/fedpriv/client-{number}.yaml")
-    return units
-
-
-def _proxy(paths: DeploymentPaths, host: str, port: int, inner: int) -> str:
-    return f"""# For nginx, within http {{ }}: clients reach the fleet API and nothing else.
-# The other APIs of the server have no login: they start runs and register clients.
-server {{
-    listen {port} ssl;
-    listen [::]:{port} ssl;
-    server_name {host};
-    ssl_certificate {paths.certificate};
-    ssl_certificate_key {paths.key};
-    client_max_body_size 0;
-    proxy_read_timeout 1h;
-
-    location /v1/fleet/ {{
-        proxy_pass https://127.0.0.1:{inner};
-        proxy_ssl_trusted_certificate {paths.authority};
-        proxy_ssl_verify on;
-        proxy_ssl_name localhost;
-        proxy_request_buffering off;
-    }}
-    location / {{
-        return 403;
-    }}
-}}
-"""
