@@ -79,15 +79,16 @@ class Recording:
         num_examples: int | None = None,
         nbytes: int | None = None,
         epsilon: float | None = None,
+        delta: float | None = None,
     ) -> None:
         """Record what a client sent back.
 
         Args:
             kind: new weights, the change of the weights (after minus before), or the gradient of the mean loss.
             num_examples: the number of samples that it says it trained on.
-            epsilon: what it has spent with this answer, where it accounts for differential privacy.
+            epsilon, delta: what it has spent with this answer, where it accounts for differential privacy of its whole data.
         """
-        self._message("up", round, client, tensors, kind, num_examples, nbytes, epsilon)
+        self._message("up", round, client, tensors, kind, num_examples, nbytes, epsilon, delta)
 
     def summed(
         self,
@@ -140,6 +141,7 @@ class Recording:
         num_examples: int | None,
         nbytes: int | None,
         epsilon: float | None = None,
+        delta: float | None = None,
         members: tuple[str, ...] = (),
     ) -> None:
         if self._ended:
@@ -149,7 +151,7 @@ class Recording:
         is_new = direction == "up" or data != before  # one download is for many clients
         digest = hashlib.sha256(data).hexdigest() if is_new else known
         file = f"{layout.MESSAGES}/{digest}.safetensors"
-        line = Line(round, str(client), direction, kind, file, digest, num_examples, nbytes, epsilon, members)
+        line = Line(round, str(client), direction, kind, file, digest, num_examples, nbytes, epsilon, delta, members)
         try:
             if is_new:
                 self._write(self.folder / line.file, data)
