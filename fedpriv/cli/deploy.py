@@ -16,7 +16,7 @@ from fedpriv.cli.options import config_from, config_options
 from fedpriv.cli.terminal import FilePath, SafeGroup, say
 
 _SHOWN = 5
-_DIR = click.argument("folder", metavar="DIR", type=FilePath())
+DIR = click.argument("folder", metavar="DIR", type=FilePath())
 
 
 @main.group("deploy", cls=SafeGroup)
@@ -40,7 +40,7 @@ def demo(clients: int, method: str, rounds: int, assignments: tuple[str, ...], f
     \b
     Example: fedpriv deploy demo --clients 3 --method mpfedcon
     """
-    _require_flower()
+    require_flower()
     from fedpriv.deploy.flower.demo import demo as play
     from fedpriv.errors import UsageError
 
@@ -72,7 +72,7 @@ def demo(clients: int, method: str, rounds: int, assignments: tuple[str, ...], f
 
 
 @command(deploy, "init")
-@_DIR
+@DIR
 @click.option("--clients", type=click.IntRange(min=1), required=True, help="Number of clients.")
 @click.option("--host", required=True, help="Name or address under which clients reach the server.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8443, show_default=True, help="Port at which they reach it.")
@@ -84,8 +84,10 @@ def init(folder: Path, clients: int, host: str, port: int, listen: str) -> dict[
     Example: fedpriv deploy init DIR --clients 3 --host server.example.org
     """
     from fedpriv.deploy.flower.paths import make
+    from fedpriv.deploy.operation.journal import note
 
     paths = make(folder, clients, host, port, listen)
+    note(paths.journal, "init")
     out = console()
     out.print(f"server: fedpriv deploy server {folder}", soft_wrap=True)
     out.print(
@@ -96,7 +98,7 @@ def init(folder: Path, clients: int, host: str, port: int, listen: str) -> dict[
 
 
 @command(deploy, "renew")
-@_DIR
+@DIR
 def renew(folder: Path) -> dict[str, Any]:
     """Make a new certificate of the server, for another 825 days; clients need nothing new.
 
@@ -104,21 +106,23 @@ def renew(folder: Path) -> dict[str, Any]:
     Example: fedpriv deploy renew DIR
     """
     from fedpriv.deploy.flower.paths import DeploymentPaths, renew_certificate
+    from fedpriv.deploy.operation.journal import note
 
     renew_certificate(paths := DeploymentPaths.open(folder))
+    note(paths.journal, "renew")
     console().print(f"{paths.certificate} is new: restart the server, and nginx if you use it", soft_wrap=True)
     return {"certificate": str(paths.certificate)}
 
 
 @command(deploy, "server")
-@_DIR
+@DIR
 def server(folder: Path) -> None:
     """Run the server of a deployment, until Ctrl-C.
 
     \b
     Example: fedpriv deploy server DIR
     """
-    _require_flower()
+    require_flower()
     from fedpriv.deploy.flower import machines
     from fedpriv.deploy.flower.paths import DeploymentPaths
 
@@ -140,7 +144,7 @@ def client(file: Path) -> None:
     \b
     Example: fedpriv deploy client client-2.yaml
     """
-    _require_flower()
+    require_flower()
     from fedpriv.deploy.flower import machines
     from fedpriv.deploy.flower.paths import read_client
 
@@ -152,7 +156,7 @@ def client(file: Path) -> None:
 
 
 @command(deploy, "run")
-@_DIR
+@DIR
 @click.option("--detach", is_flag=True, help="Return once the run is started; `fedpriv deploy status` shows it.")
 @config_options()
 def run(
@@ -165,25 +169,29 @@ def run(
     \b
     Example: fedpriv deploy run DIR --config run.yaml
     """
-    _require_flower()
+    require_flower()
     from fedpriv.deploy.flower.paths import DeploymentPaths
     from fedpriv.deploy.flower.requests import Request
+    from fedpriv.deploy.operation.journal import note
     from fedpriv.errors import UsageError
     from fedpriv.storage.run_folder import RunFolder, default_name
 
     paths = DeploymentPaths.open(folder)
-    settings = paths.settings()
+    settings, clients = paths.settings(), len(paths.members.all())
     config = config_from(config_file, assignments, flags)
-    if config.data.clients != settings.clients:
+    if config.data.clients != clients:
         if "clients" in config.data.model_fields_set:
-            raise UsageError(f"data.clients {config.data.clients}: the deployment has {settings.clients} (server.yaml)")
-        config = config.model_copy(update={"data": config.data.model_copy(update={"clients": settings.clients})})
+            raise UsageError(
+                f"data.clients {config.data.clients}: the deployment has numbered {clients} (`fedpriv deploy add-client`)"
+            )
+        config = config.model_copy(update={"data": config.data.model_copy(update={"clients": clients})})
     run_dir = (config.run_dir or paths.runs / default_name(config)).absolute()
     RunFolder(run_dir).check_new()  # before any client is asked
     if run_dir.resolve().parent != paths.runs.resolve():
         raise UsageError(f"--run-dir {config.run_dir}: the runs of a deployment must be in {paths.runs}, for `deploy resume`")
-    link = _link(paths)  # before the request is written, so that none is left if no server answers
-    return _follow(paths, link, Request.write(paths.requests, run_dir, config, settings.clients, settings.answer_within), detach)
+    link = link_of(paths)  # before the request is written, so that none is left if no server answers
+    note(paths.journal, "run", run_dir.name)
+    return _follow(paths, link, Request.write(paths.requests, run_dir, config, clients, settings.answer_within), detach)
 
 
 @command(deploy, "resume")
@@ -197,9 +205,10 @@ def resume(run_dir: Path, detach: bool) -> dict[str, Any] | None:
     \b
     Example: fedpriv deploy resume DIR/runs/20260131-120000-mpfedcon-digits-s0-1a2b
     """
-    _require_flower()
+    require_flower()
     from fedpriv.deploy.flower.paths import DeploymentPaths
     from fedpriv.deploy.flower.requests import Request
+    from fedpriv.deploy.operation.journal import note
     from fedpriv.deploy.server_run import STOP, open_to_resume
     from fedpriv.errors import UsageError
 
@@ -207,46 +216,11 @@ def resume(run_dir: Path, detach: bool) -> dict[str, Any] | None:
         raise UsageError(f"{run_dir} is a deployment; name one of its runs, in {run_dir / 'runs'}")
     folder = open_to_resume(run_dir)
     paths = DeploymentPaths.open(folder.path.parent.parent)
-    settings, link = paths.settings(), _link(paths)
+    settings, link = paths.settings(), link_of(paths)
     (folder.path / STOP).unlink(missing_ok=True)  # left by a kill
-    request = Request.write(paths.requests, folder.path, None, settings.clients, settings.answer_within)
+    note(paths.journal, "resume", folder.path.name)
+    request = Request.write(paths.requests, folder.path, None, folder.config().data.clients, settings.answer_within)
     return _follow(paths, link, request, detach)
-
-
-@command(deploy, "status")
-@_DIR
-def status(folder: Path) -> dict[str, Any]:
-    """Show the clients of a deployment and its runs.
-
-    \b
-    Example: fedpriv deploy status DIR
-    """
-    _require_flower()
-    from fedpriv.deploy.flower.paths import DeploymentPaths
-    from fedpriv.deploy.flower.requests import Request
-    from fedpriv.storage.run_folder import RunFolder
-
-    paths, out = DeploymentPaths.open(folder), console()
-    nodes = [{"name": node.name, "status": node.status} for node in _link(paths).nodes()]
-    runs: dict[str, dict[str, Any]] = {}
-    for path in sorted(paths.runs.iterdir()):
-        if (path / "config.yaml").exists():
-            run_folder = RunFolder.open(path)
-            records = run_folder.records()
-            done = records[-1]["round"] if records else 0
-            runs[path.name] = {"status": run_folder.status, "rounds": done, "of": run_folder.config().train.rounds}
-    for name, request in Request.latest(paths.requests).items():
-        if (error := (request.ended or {}).get("error")) is not None:
-            runs.setdefault(name, {"status": "failed", "rounds": 0, "of": None})["error"] = error
-    for node in nodes:
-        out.print(f"{node['name']:<12} {node['status']}", soft_wrap=True)
-    for name, run in runs.items():
-        if run["of"] is None:
-            progress = f"not begun: {run['error']}"
-        else:  # the error is that of another request for the run, such as a second one to resume it
-            progress = f"round {run['rounds']} of {run['of']}" + (f"; last request: {run['error']}" if "error" in run else "")
-        out.print(f"{name}  {run['status']}, {progress}", soft_wrap=True)
-    return {"clients": nodes, "runs": [{"run": name, **run} for name, run in runs.items()]}
 
 
 @command(deploy, "stop")
@@ -257,6 +231,8 @@ def stop(run_dir: Path) -> None:
     \b
     Example: fedpriv deploy stop DIR/runs/20260131-120000-mpfedcon-digits-s0-1a2b
     """
+    from fedpriv.deploy.flower.paths import DeploymentPaths
+    from fedpriv.deploy.operation.journal import note
     from fedpriv.deploy.server_run import STOP
     from fedpriv.errors import UsageError
     from fedpriv.storage.run_folder import RunFolder
@@ -267,14 +243,16 @@ def stop(run_dir: Path) -> None:
     if (now := folder.status) not in ("running", "running or killed"):
         hint = f"; {folder.how_to_resume} continues it" if now == "killed" else ""
         raise UsageError(f"{run_dir} is {now}, not running{hint}")
+    note(DeploymentPaths.open(folder.path.absolute().parent.parent).journal, "stop", folder.path.name)
     (folder.path / STOP).touch()
     say(f"{run_dir} stops after its round", err=True)
 
 
-def _require_flower() -> None:
-    from fedpriv.deploy.flower.internals import require_flower
+def require_flower() -> None:
+    """Raise an error unless Flower is installed, in a version that was tested."""
+    from fedpriv.deploy.flower import internals
 
-    require_flower()
+    internals.require_flower()
 
 
 @contextmanager
@@ -358,18 +336,20 @@ def _show_absent(link: Any, paths: Any) -> None:
 
     from fedpriv.deploy.transport import JOIN
 
-    away = [node.name for node in link.nodes() if node.status != "online"]
+    nodes = link.nodes()
+    away = [node.name for node in nodes if node.status != "online"]
     if away:
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + JOIN))
         names = ", ".join(away[:_SHOWN]) + (", ..." if len(away) > _SHOWN else "")
         say(
-            f"waiting for {len(away)} of {paths.settings().clients} clients to connect, until {until} ({JOIN:g} s): {names}; "
+            f"waiting for {len(away)} of {len(nodes)} clients to connect, until {until} ({JOIN:g} s): {names}; "
             f"`fedpriv deploy status {paths.path}` shows them",
             err=True,
         )
 
 
-def _link(paths: Any) -> Any:
+def link_of(paths: Any) -> Any:
+    """The operator's access to the server of a deployment; an error if it does not answer."""
     from fedpriv.deploy.flower.control import SuperLink
     from fedpriv.deploy.flower.machines import reachable
     from fedpriv.errors import FedprivError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -76,10 +76,13 @@ class Transport:
     """A :class:`~fedpriv.deploy.remote_clients.Grid` over a network.
 
     A client that gets the same request again gives the same bytes, so the first answer is passed on and others are ignored.
+
+    Args:
+        removed: clients that the operator has removed -> a phrase on it; they are not waited for.
     """
 
-    def __init__(self, network: Network) -> None:
-        self._network = network
+    def __init__(self, network: Network, removed: Callable[[], Mapping[int, str]] = dict) -> None:
+        self._network, self._removed = network, removed
         self._away = set[int]()
 
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
@@ -90,6 +93,9 @@ class Transport:
         while waiting and (now := time.monotonic()) < end:
             if now >= checked + CONNECTION_POLL or any(pending.connection is None for pending in waiting.values()):
                 connected, checked = dict(self._network.connected()), now
+                for client, why in self._removed().items():
+                    if waiting.pop(client, None) is not None:
+                        yield client, why
             for client, pending in waiting.items():
                 if pending.connection is not None:
                     if connected.get(client, pending.connection) != pending.connection:

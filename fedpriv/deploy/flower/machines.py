@@ -65,7 +65,7 @@ def server(paths: DeploymentPaths) -> Iterator[Supervisor]:
         _await_answer(link.answers, supervisor)
         for request in Request.interrupted(paths.requests):  # first: `follow` asks the SuperLink for the run's app
             link.start(request.path)
-        link.admit({f"client-{number}": paths.public_key(number) for number in range(settings.clients)})
+        link.admit({member.node: paths.public_key(member.number) for member in paths.members.present()})
         supervisor.start(
             "the SuperExec", f"{TASKS} import run_server_tasks; run_server_tasks(sys.argv[1], *map(Path, sys.argv[2:]))",
             address, paths.secret, paths.authority,
