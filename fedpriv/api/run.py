@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
@@ -15,6 +14,7 @@ from fedpriv.storage.payloads import PayloadStore
 from fedpriv.storage.records import Record
 from fedpriv.storage.run_folder import RunFolder
 from fedpriv.untrusted.names import printable
+from fedpriv.untrusted.notes import note
 from fedpriv.wire import Sealed
 
 if TYPE_CHECKING:
@@ -157,7 +157,8 @@ class Run:
         return load_tensors(file)
 
     def model(self, client: int | str | None = None) -> nn.Module:
-        """The final model with its weights: inputs of :meth:`inputs` -> logits, in evaluation mode.
+        """The final model with its weights: inputs of :meth:`inputs` -> logits, or of a regression numbers in the label's unit
+        ``(B, 1)``, in evaluation mode.
 
         Args:
             client: a client's number, or its name where clients come with the data: the server's model with the client's private
@@ -176,11 +177,12 @@ class Run:
         from fedpriv.prediction.restored import restored_preprocessing
 
         preprocessing, encoder = restored_preprocessing(self.folder)
-        return encode(samples, preprocessing, None if encoder is None else encoder.tokenizer, _warn).inputs
+        return encode(samples, preprocessing, None if encoder is None else encoder.tokenizer, note).inputs
 
     def predict(self, samples: Any, client: int | str | None = None) -> DataFrame:
         """The predicted class of each sample (``prediction``), and a column with the probability of each class
-        (``probability_<class>``); rows are in the order of the samples, with their index if they have one.
+        (``probability_<class>``); of a regression, the predicted number in the label's unit. Rows are in the order of the
+        samples, with their index if they have one.
 
         Args:
             samples: rows of a table, as a DataFrame, a mapping of columns, an array, or the path of a CSV or parquet file, with
@@ -192,7 +194,7 @@ class Run:
         Raises:
             UsageError: as :meth:`model`; or the samples are not as those of training, such as without one of the columns.
         """
-        return self._final(client).predict(samples, _warn)
+        return self._final(client).predict(samples, note)
 
     def export(
         self, path: str | os.PathLike[str], client: int | str | None = None, format: Literal["pt2", "mlflow"] = "pt2"
@@ -218,8 +220,8 @@ class Run:
         from fedpriv.prediction.restored import final_model
 
         final = final_model(self.folder, client)
-        for note in final.notes:
-            _warn(note)
+        for line in final.notes:
+            note(line)
         return final
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -254,15 +256,20 @@ class Run:
         return f"<table>{rows}</table>"
 
     def _shown(self) -> dict[str, str]:
+        from fedpriv.scores.catalogue import beside, score_named
+
         numbers = figures(self.path)
-        ranked = {} if numbers["metric"] == "accuracy" else {numbers["metric"]: _shown(numbers["metric"], numbers["score"])}
+        metric = score_named(numbers["metric"])
+        ranked = {
+            score.name: "not measured" if (value := numbers["scores"].get(score.name)) is None else score.shown(value)
+            for score in dict.fromkeys([metric, beside(metric)])
+        }
         return {
             "method": str(numbers["method"]),
             "data": Path(numbers["dataset"]).name,
             "seed": str(numbers["seed"]),
             "rounds": f"{numbers['rounds']} ({numbers['status']})",
             **ranked,
-            "accuracy": _shown("accuracy", numbers["accuracy"]),
             "up": f"{numbers['bytes_up']:,} B",
             "down": f"{numbers['bytes_down']:,} B",
         }
@@ -270,12 +277,6 @@ class Run:
     @property
     def _store(self) -> PayloadStore:
         return PayloadStore.of(self.folder)
-
-
-def _shown(metric: str, value: float | None) -> str:
-    from fedpriv.scores.catalogue import score_named
-
-    return "not measured" if value is None else score_named(metric).shown(value)
 
 
 def load(run: str | os.PathLike[str], runs_dir: str | os.PathLike[str] = "runs") -> Run:
@@ -290,7 +291,3 @@ def load(run: str | os.PathLike[str], runs_dir: str | os.PathLike[str] = "runs")
     from fedpriv.tracking import find_run
 
     return Run(RunFolder.open(find_run(os.fspath(run), Path(runs_dir))))
-
-
-def _warn(text: str) -> None:
-    warnings.warn(printable(text), stacklevel=3)

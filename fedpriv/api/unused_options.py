@@ -50,6 +50,8 @@ def _unused_keys(config: RunConfig) -> dict[str, str]:
         unused["train.participation"] = f"train.selection {train.selection}, which says itself who takes part; leave it out"
     if config.eval.probe == "none":
         unused["eval.probe_fractions"] = "eval.probe none; --set eval.probe=linear"
+    if not config.data.corrupt_clients:
+        unused["data.corruption"] = "data.corrupt_clients 0, which has no bad clients"
     if model.tune != "lora":
         unused |= dict.fromkeys(("model.lora_rank", "model.lora_alpha"), "model.tune other than lora; --tune lora")
     return unused

@@ -58,6 +58,7 @@ _PARTS: dict[Part, str] = {
     "single uploads": "without sums",
     "single samples": "clients with a single sample",
     "attributes": "attribute inference",
+    "classes": "inference of classes",
 }
 """How parts that were left out are named, other than by their own names."""
 
@@ -195,7 +196,7 @@ def _not_tried(run: AuditedRun) -> Iterator[str]:
     # FedMIA that was refused is listed with its reason.
     single_round = ["reconstruction of samples"]
     single_round += [] if any(attack.use == "FedMIA" for attack in run.membership) else ["membership inference"]
-    single_round += [] if run.labels_over_rounds else ["inference of classes"]
+    single_round += [] if run.labels_over_rounds or "classes" in run.not_run else ["inference of classes"]
     yield f"{', '.join(single_round)} from messages of several rounds together"
     yield _PROTOCOL
 

@@ -17,7 +17,7 @@ from fedpriv.defenses.noise import SNR
 from fedpriv.evaluation.chance import at_chance
 from fedpriv.evaluation.chance import chance as constant_answer
 from fedpriv.files import load_json
-from fedpriv.scores.catalogue import score_named
+from fedpriv.scores.catalogue import beside, score_named
 from fedpriv.server.sampling import participants
 from fedpriv.storage.run_folder import RunFolder
 
@@ -74,12 +74,12 @@ def cost(record: RunRecord, summary: Mapping[str, Any]) -> Cost:
     accuracy = summary["accuracy"]
     guessed, samples = chance(record) if accuracy is not None else (None, 0)
     metric = record.config.eval.metric or "accuracy"
+    ranked = summary.get("scores", {}).get(metric) or {}
     is_at_chance = guessed is not None and at_chance(accuracy, guessed, samples)
-    score = None if metric == "accuracy" else (summary.get("scores", {}).get(metric) or {}).get("mean")
     probes = [load_json(path) for path in sorted(record.folder.probe.glob("*.json"), reverse=True)]
     return Cost(
         accuracy=accuracy,
-        worst_tenth=summary["protocols"].get("worst_tenth"),
+        worst_tenth=ranked.get("worst_tenth") if score_named(metric).of_numbers else summary["protocols"].get("worst_tenth"),
         chance=guessed,
         at_chance=is_at_chance if metric == "accuracy" else bool(summary.get("at_chance")),
         probes=tuple(ProbeResult(probe["fraction"], probe["dataset"], probe["accuracy"]) for probe in probes),
@@ -87,7 +87,7 @@ def cost(record: RunRecord, summary: Mapping[str, Any]) -> Cost:
         bytes_down=summary["bytes_down"],
         seconds=summary["seconds"],
         metric=metric,
-        score=score,
+        score=None if metric == "accuracy" else ranked.get("mean"),
     )
 
 
@@ -121,9 +121,9 @@ def cost_in_sentences(run: AuditedRun) -> str:
             both = "both models are" if cost.at_chance and cost.against_at_chance else (
                 "that model is" if cost.against_at_chance else "this model is"
             )  # fmt: skip
-            other += f"{both} at chance level, so the cost in accuracy cannot be determined; "
-        else:
-            other += f"accuracy {formats.points(cost.accuracy_difference)}, "
+            other += f"{both} at chance level, so the cost in {beside(score_named(cost.metric)).title} cannot be determined; "
+        elif (change := formats.changed(cost)) is not None:
+            other += f"{change}, "
         sentences.append(f"{other}upload {formats.plain(cost.bytes_up_ratio)} times as large.")
     elif run.defence:
         sentences.append(

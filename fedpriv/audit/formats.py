@@ -22,15 +22,35 @@ def percent(share: float | None) -> str:
 
 
 def scored(cost: Cost) -> str:
-    """``accuracy 93.7 %``, or the score that the run is ranked by, with the accuracy; a dash for what was not measured."""
+    """``accuracy 93.7 %``, or the score that the run is ranked by, with the accuracy if there is one; a dash for what was not
+    measured."""
     accuracy = f"accuracy {percent(cost.accuracy)}"
+    if score_named(cost.metric).of_numbers:
+        return ranked(cost)
     return accuracy if cost.metric == "accuracy" else f"{ranked(cost)}, {accuracy}"
 
 
 def ranked(cost: Cost) -> str:
     """``accuracy 93.7 %``, or another score that the run is ranked by."""
-    score, value = score_named(cost.metric), cost.ranked
-    return f"{score.title} {percent(value) if score.in_percent else plain(value, 3)}"
+    return f"{score_named(cost.metric).title} {of_score(cost, cost.ranked)}"
+
+
+def of_score(cost: Cost, value: float | None) -> str:
+    """A value of the score that the run is ranked by."""
+    score = score_named(cost.metric)
+    if score.of_numbers:
+        return NOTHING if value is None else score.shown(value)
+    return percent(value) if score.in_percent else plain(value, 3)
+
+
+def changed(cost: Cost) -> str | None:
+    """How accuracy, or the score of predicted numbers, differs from that of the undefended run; ``None``: it is not known."""
+    if not score_named(cost.metric).of_numbers:
+        return f"accuracy {points(cost.accuracy_difference)}"
+    if cost.score_difference is None:
+        return None
+    sign = "−" if cost.score_difference < 0 else "+"
+    return f"{score_named(cost.metric).title} {sign}{of_score(cost, abs(cost.score_difference))}"
 
 
 def points(difference: float | None) -> str:

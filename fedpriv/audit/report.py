@@ -34,7 +34,7 @@ from fedpriv.errors import FedprivError
 from fedpriv.files import Damaged, write_atomically
 from fedpriv.plugins import load_inherited
 from fedpriv.processes import die_with_parent
-from fedpriv.recorder.reader import is_record
+from fedpriv.recorder.reader import Recorded, is_record
 from fedpriv.samples import Modality
 from fedpriv.simulation.inputs.pairs import PAIR_MODEL
 from fedpriv.untrusted import plain_yaml
@@ -65,6 +65,8 @@ def audit(
         record, _ = check(run_dir)
         record.verify()
         modalities |= set(_modalities(record.config))
+    if any(is_record(folder) and Recorded(folder).facts.samples == "texts" for folder in run_dirs):
+        modalities.add("text")
     controls = _text_controls(modalities, options.seed, say)
     finished = dict(zip(runs_of, _in_processes(runs_of, options, workers, say), strict=True))
     parts = [
@@ -209,11 +211,13 @@ def _cost_beside(run: AuditedRun, alike: Sequence[AuditedRun]) -> Cost:
     if not run.defence or other is None:
         return run.cost
     mine, theirs = run.cost, other.cost
+    scored = mine.score is not None and theirs.score is not None and mine.metric == theirs.metric
     return replace(
         mine,
         against=other.name,
         against_at_chance=theirs.at_chance,
         accuracy_difference=None if mine.accuracy is None or theirs.accuracy is None else mine.accuracy - theirs.accuracy,
+        score_difference=mine.score - theirs.score if scored else None,
         bytes_up_ratio=mine.bytes_up / theirs.bytes_up,
     )
 

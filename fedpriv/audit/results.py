@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 TargetKind = Literal["message", "single image", "single text", "single row"]
 """A message that a client sent, or messages of clients with one sample each, which the audit simulated (the easiest case)."""
 Part = Literal[
-    "images", "single images", "texts", "single texts", "rows", "single rows", "attributes", "class centres", "shadow clients",
-    "mean colour", "membership", "single uploads", "single samples", "buffers", "statistics",
+    "images", "single images", "texts", "single texts", "rows", "single rows", "attributes", "classes", "class centres",
+    "shadow clients", "mean colour", "membership", "single uploads", "single samples", "buffers", "statistics",
 ]  # fmt: skip
 """A part of an audit that can be left out as a whole."""
 
@@ -348,6 +348,7 @@ class RowFigures(RowRates):
     Attributes:
         numbers, categories: the cells of either kind of column; ``None``: the table has none.
         labels: ``None``: it guesses no labels.
+        sure: the rows that are right in every cell, and hardly by chance (:func:`fedpriv.attacks.scoring.row_scores.sure_rows`).
         by_chance: the probability that guesses are right in as many cells, row by row; see :mod:`fedpriv.audit.rows.figures`.
         example: the row that it recovered best.
     """
@@ -355,6 +356,7 @@ class RowFigures(RowRates):
     numbers: Rate | None
     categories: Rate | None
     labels: Rate | None
+    sure: Rate
     by_chance: float
     example: RowExample
     cpu_seconds: float
@@ -683,11 +685,12 @@ class Cost:
 
     Attributes:
         metric: the score that the run is ranked by (``eval.metric``), and ``score`` its value if it is not the accuracy.
+        worst_tenth: accuracy of the worst tenth of the clients; of a regression, this score.
         chance: accuracy of the best constant answer; ``at_chance``: the model is no better, within its 95 % interval,
             by the score that it is ranked by.
         probes: results of ``fedpriv probe``.
         against: name of the audited run without defences that is otherwise the same; ``against_at_chance``: whether that run is
-            at chance; ``accuracy_difference``, ``bytes_up_ratio``: the difference from it, and the ratio to it.
+            at chance; ``accuracy_difference``, ``score_difference``, ``bytes_up_ratio``: the differences from it, and the ratio.
     """
 
     accuracy: float | None = None
@@ -704,6 +707,7 @@ class Cost:
     bytes_up_ratio: float | None = None
     metric: str = "accuracy"
     score: float | None = None
+    score_difference: float | None = None
 
     def __post_init__(self) -> None:
         if self.metric not in SCORES:  # an audit may come from elsewhere

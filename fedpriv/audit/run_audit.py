@@ -38,6 +38,7 @@ from fedpriv.audit.results import (
     ImageTarget,
     MeanColour,
     Part,
+    ShadowLabels,
     TextTargetResult,
     distinct,
 )
@@ -259,51 +260,78 @@ def _of_clients(run: AuditedRun, record: Record, options: AuditOptions, progress
     if isinstance(record, RunRecord):
         run = replace(run, exposed=exposed(record))
         progress("labels")
-    labels = label_findings([infer_labels(record, round, client) for round, client in record.messages()])
+    messages = [] if record.numbers else record.messages()
+    labels = label_findings([infer_labels(record, round, client) for round, client in messages])
     run = replace(run, labels=labels.labels, label_rules=labels.rules, labels_over_rounds=labels.over_rounds)
     if isinstance(record, RunRecord):
         return _by_simulation(run, record, options, progress)
-    if options.membership_shadows and (members := record.members(options.seed, progress)) is not None:
-        run = _with_members(run, members)
+    not_run = dict[Part, Reason]()
+    run = replace(run, mean_colours=_mean_colours(run, record, not_run))
+    if record.cannot_simulate is None:
+        shadows = _shadow_labels(record, options, not_run, progress)
+        run = _with_attributes(replace(run, shadow_labels=shadows), record, options, not_run, progress)
+    run = replace(run, not_run=not_run)
+    if options.membership_shadows:
+        members = record.members(options, _rounds(record, options.messages), progress)
+        run = run if members is None else _with_members(run, members)
     progress.end_step()
     return _Findings(run, {}, progress.times, progress.moments)
+
+
+def _shadow_labels(record: Record, options: AuditOptions, not_run: dict[Part, Reason], progress: Progress) -> ShadowLabels | None:
+    """The label sets by shadow clients; ``not_run`` gets the reason where there are none."""
+    if not options.label_shadows or record.numbers:
+        return None
+    progress(f"labels: {options.label_shadows} shadow clients")
+    try:
+        progress.in_time()
+        return shadow_labels(record, record.rounds()[0], options.label_shadows, options.seed)
+    except BudgetSpent as cut:
+        not_run["shadow clients"] = cut.reason
+    except FedprivError as error:
+        not_run["shadow clients"] = Reason("not available", str(error))
+    return None
 
 
 def _by_simulation(run: AuditedRun, record: RunRecord, options: AuditOptions, progress: Progress) -> _Findings:
     """Attacks for which clients of a run are simulated."""
     pictures, not_run = dict[str, bytes](), dict[Part, Reason]()
-    shadows, colours = None, tuple[MeanColour, ...]()
-    if options.label_shadows:
-        progress(f"labels: {options.label_shadows} shadow clients")
-        try:
-            progress.in_time()
-            shadows = shadow_labels(record, record.rounds()[0], options.label_shadows, options.seed)
-        except BudgetSpent as cut:
-            not_run["shadow clients"] = cut.reason
-        except FedprivError as error:
-            not_run["shadow clients"] = Reason("not available", str(error))
+    shadows = _shadow_labels(record, options, not_run, progress)
     sent = {statistic.what for statistic in run.statistics}
-    if RUNNING in sent and record.modalities == ("image",):
-        seen = mean_colours(record)
-        if isinstance(seen, Reason):
-            not_run["mean colour"] = seen
-        else:
-            colours = seen
+    colours = _mean_colours(run, record, not_run)
     if "text" in record.modalities and "centers" in sent:
         not_run["class centres"] = CENTERS_OF_TEXTS
     centers = _centers(record, not_run, pictures, progress)
     earlier = _rounds(record, options.messages) if options.messages > 1 else []
     members = in_rounds(record, earlier, options.membership_shadows, options.seed, progress)
-    if record.encoding is not None:
-        chosen = _easiest(record, _chosen(record, options.messages))
-        attributes = infer_attributes(record, chosen, options.seed, progress)
-        run = replace(run, attributes=attributes.outcomes, attribute_controls=distinct(attributes.controls))
-        if attributes.refused is not None:
-            not_run["attributes"] = attributes.refused
+    run = _with_attributes(run, record, options, not_run, progress)
     progress.end_step()
     run = replace(run, shadow_labels=shadows, mean_colours=colours, centers=tuple(centers), not_run=not_run)
     run = _with_members(run, members)
     return _Findings(run, pictures, progress.times, progress.moments, members.epsilon)
+
+
+def _mean_colours(run: AuditedRun, record: Record, not_run: dict[Part, Reason]) -> tuple[MeanColour, ...]:
+    """The mean colours of clients' images, where running statistics were sent."""
+    if RUNNING not in {statistic.what for statistic in run.statistics} or record.modalities != ("image",):
+        return ()
+    seen = mean_colours(record)
+    if isinstance(seen, Reason):
+        not_run["mean colour"] = seen
+        return ()
+    return seen
+
+
+def _with_attributes(
+    run: AuditedRun, record: Record, options: AuditOptions, not_run: dict[Part, Reason], progress: Progress
+) -> AuditedRun:
+    """The run with hidden cells of rows, if it has rows."""
+    if record.encoding is None:
+        return run
+    attributes = infer_attributes(record, _easiest(record, _chosen(record, options.messages)), options.seed, progress)
+    if attributes.refused is not None:
+        not_run["attributes"] = attributes.refused
+    return replace(run, attributes=attributes.outcomes, attribute_controls=distinct(attributes.controls))
 
 
 def _with_members(run: AuditedRun, members: InRounds) -> AuditedRun:
@@ -393,7 +421,7 @@ def on_images(record: Record, options: AuditOptions, not_run: dict[Part, Reason]
         not_run["images"] = Reason("not available", "no client whose message was kept has images")
         return []
     calls: list[tuple[bool, Callable[..., Attacked]]] = [(False, partial(on_message, record, *message)) for message in chosen]
-    if isinstance(record, RunRecord) and not record.summed:  # the server sees only sums
+    if record.cannot_simulate is None and not record.summed:  # the server sees only sums
         singles = partial(on_single_images, record, most=options.singles, workers=workers)
         calls += [(True, partial(singles, *message)) for message in _easiest(record, chosen)]
     easiest: list[Attacked] = []
@@ -424,7 +452,7 @@ def on_texts(record: Record, options: AuditOptions, not_run: dict[Part, Reason],
         results.append(on_texts_of(record, round, client, options.seed, say))
     if record.summed:
         not_run["texts"] = Reason("not available", "the server sees only sums, never the message of a client with one text")
-    if not isinstance(record, RunRecord) or record.summed:
+    if record.cannot_simulate is not None or record.summed:
         return results
     for message in _easiest(record, chosen):
         try:
@@ -448,7 +476,7 @@ def on_rows(record: Record, options: AuditOptions, not_run: dict[Part, Reason], 
             not_run["rows"] = cut
             return results
         results.append(on_rows_of(record, round, client, options.seed, say))
-    if not isinstance(record, RunRecord) or record.summed:  # the server sees only sums
+    if record.cannot_simulate is not None or record.summed:  # the server sees only sums
         return results
     for message in _easiest(record, chosen):
         try:

@@ -249,6 +249,8 @@ def rows(target: RowTarget) -> str:
     figures, guess = best.figures, judge_rows.guessed(target.baselines)
     cells = f"{figures.cells.share:.0%} of the cells ({_span(figures.cells)}; guesses: {guess.cells.share:.0%})"
     whole = f"{figures.rows.successes} of {figures.rows.n} rows right in every cell ({_span(figures.rows)})"
+    if judge_rows.recovered(best).successes < figures.rows.successes:
+        whole += f", of which {judge_rows.recovered(best).successes} hardly by chance"
     why = judge_rows.may_be_more(target)
     more = "" if why is None else f"; it may be more, as a failure is no evidence: {why}"
     if judge_rows.beyond_guesses(figures, target.baselines):

@@ -13,6 +13,7 @@ from fedpriv.errors import UsageError
 if TYPE_CHECKING:
     from fedpriv.attacks.lab.row_attempts import Rows
     from fedpriv.attacks.scoring.row_scores import RowScores
+    from fedpriv.attacks.scoring.scores import Rate
 
 STEPS = 8
 """Default number of steps, each on one row."""
@@ -56,11 +57,11 @@ def attack_rows(name: str, options: Mapping[str, Any], seed: int, run_name: str 
     typical = typical_row(target.encoding).to(target.rows).expand_as(target.rows)
     guess = score_rows(typical, target.rows, target.encoding)
     table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    for title_of_column in ("attack", "cells right", "whole rows", "labels right", "CPU s"):
+    for title_of_column in ("attack", "cells right", "whole rows", "of these hardly by chance", "labels right", "CPU s"):
         table.add_column(title_of_column)
     seconds = attempt.reconstruction.cpu_seconds
-    table.add_row(name, *_cells(attempt.scores), f"{seconds:.1f}")
-    table.add_row(GUESS, *_cells(guess), "")
+    table.add_row(name, *map(_cell, _rates(attempt.scores, attempt.sure)), f"{seconds:.1f}")
+    table.add_row(GUESS, *map(_cell, _rates(guess, None)), "")
     out.print(table)
     example = Table(title="the row with most right cells", box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
     for title_of_column in ("column", "true", "recovered"):
@@ -78,6 +79,7 @@ def attack_rows(name: str, options: Mapping[str, Any], seed: int, run_name: str 
         "seed": seed,
         "threat": asdict(attacker.threat),
         **_figures(attempt.scores),
+        "whole_rows_hardly_by_chance": None if attempt.sure is None else attempt.sure.successes,
         "cpu_seconds": seconds,
         "no_evidence": "; ".join(map(str, attempt.doubts)) or None,
         "baselines": {GUESS: _figures(guess)},
@@ -85,9 +87,12 @@ def attack_rows(name: str, options: Mapping[str, Any], seed: int, run_name: str 
     }
 
 
-def _cells(scores: RowScores) -> list[str]:
-    rates = [scores.cells, scores.rows, scores.labels]
-    return ["" if rate is None else f"{rate.successes} of {rate.n} ({rate.share:.0%})" for rate in rates]
+def _rates(scores: RowScores, sure: Rate | None) -> list[Rate | None]:
+    return [scores.cells, scores.rows, sure, scores.labels]
+
+
+def _cell(rate: Rate | None) -> str:
+    return "" if rate is None else f"{rate.successes} of {rate.n} ({rate.share:.0%})"
 
 
 def _figures(scores: RowScores) -> dict[str, Any]:

@@ -99,17 +99,20 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
     owners = owners_of(config.data, opened.owners)
     config = resolve(with_clients(config, owners), None)
     classes = opened.classes
-    labels = opened.train_labels, opened.test_labels
+    labels = opened.strata
     partition = make_partition(*labels, len(classes), config.data, config.seed, owners, classes)
     names = [str(client) for client in range(partition.clients)] if owners is None else list(owners.names)
-    counts = partition.counts(opened.train_labels, len(classes))
-    test_labels = opened.train_labels if partition.test_split == "train" else opened.test_labels
+    if opened.target is not None:
+        classes = ("all",)
+    counts = partition.counts(labels[0], len(classes))
+    test_labels = labels[0] if partition.test_split == "train" else labels[1]
     test_counts = partition.counts(test_labels, len(classes), "test")
 
     name = config.data.partition.name
     sizes, tests, held = counts.sum(axis=1), test_counts.sum(axis=1), (counts > 0).sum(axis=1)
     out = console()
-    out.print(styled((config.data.name, "bold"), f", {name}, {partition.clients} clients, {len(classes)} classes"))
+    what = f"{len(classes)} classes" if opened.target is None else f"{opened.target.name} is a number to predict"
+    out.print(styled((config.data.name, "bold"), f", {name}, {partition.clients} clients, {what}"))
     out.print(f"partition {partition.hash()}", soft_wrap=True)
     if owners is not None:
         how = "a folder each" if config.data.partition.name == GIVEN else f"the values of column {config.data.partition.column}"
@@ -124,7 +127,8 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
     if partition.test_split == "train":
         how = "held out of the training split"
     out.print(f"test samples per client: {_spread(tests)} ({how})")
-    out.print(f"classes per client: {_spread(held)}")
+    if opened.target is None:
+        out.print(f"classes per client: {_spread(held)}")
     out.print(_table(counts, tests, classes, names, out.width))
     if len(counts) > _CLIENTS_SHOWN:
         out.print(f"... and {len(counts) - _CLIENTS_SHOWN} more clients (--output draws them all, --json lists them)")

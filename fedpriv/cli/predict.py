@@ -53,12 +53,13 @@ def _table(_context: click.Context, _parameter: click.Parameter, path: Path | No
 def predict(
     run_name: str, file: Path, output: Path | None, client: str | None, keep: tuple[str, ...], runs_dir: Path
 ) -> dict[str, Any]:
-    """Predict the classes of new samples by a run's final model, with the run's own preprocessing.
+    """Predict the classes of new samples, or the numbers, by a run's final model, with the run's own preprocessing.
 
     FILE is a CSV or parquet file with the columns of the training data (others are ignored); an image, a folder of images or a
     table that has or names them; or a table or .txt file of texts. The training data are not needed.
 
-    Each row has the predicted class (prediction) and a probability for each class, in the order of FILE.
+    Each row has the predicted class (prediction) and a probability for each class, in the order of FILE; of a regression the
+    predicted number, in the label's unit.
 
     \b
     Example: fedpriv predict runs/a patients.csv --keep patient --output predictions.csv
@@ -72,15 +73,17 @@ def predict(
     if keep:
         predictions = _kept(file, keep, predictions)
     named = predictions.index.name is not None  # the files of images
-    counts = dict(Counter(predictions[PREDICTION]).most_common())
-    result = {"run": name, "rows": len(predictions), "predicted": counts}
+    predicted: dict[str, float] = dict(Counter(predictions[PREDICTION]).most_common())
+    if final.preprocessing.target is not None:
+        predicted = predictions[PREDICTION].agg(["min", "mean", "max"]).to_dict()
+    result = {"run": name, "rows": len(predictions), "predicted": predicted}
     if output is None:
         if click.get_current_context().meta["fedpriv.json"]:
             return {**result, "predictions": (predictions.reset_index() if named else predictions).to_dict("records")}
         say(predictions.to_csv(index=named).rstrip("\n"))
         return result
     _write(predictions.reset_index() if named else predictions, output)
-    shown = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    shown = ", ".join(f"{name} {number:,.6g}" for name, number in predicted.items())
     console().print(f"{len(predictions):,} predictions in {output}: {shown}", soft_wrap=True)
     return {**result, "output": str(output)}
 
@@ -96,9 +99,9 @@ def predict(
 def export(run_name: str, output: Path, format_: Any, client: str | None, runs_dir: Path) -> dict[str, Any]:
     """Write a run's final model for other programs.
 
-    pt2 is a PyTorch program from the net's inputs to logits, which torch.export.load reads without fedpriv; it has the
-    preprocessing as the extra file preprocessing.json. mlflow is a folder for `mlflow models predict` and `serve`, from raw
-    samples to predictions.
+    pt2 is a PyTorch program from the net's inputs to logits, or to numbers in the label's unit, which torch.export.load reads
+    without fedpriv; it has the preprocessing as the extra file preprocessing.json. mlflow is a folder for
+    `mlflow models predict` and `serve`, from raw samples to predictions.
 
     \b
     Example: fedpriv export runs/a --output model.pt2

@@ -19,7 +19,7 @@ from fedpriv.audit.formats import bound
 from fedpriv.cli.common import run_folders
 from fedpriv.cli.terminal import styled, terminal
 from fedpriv.errors import FedprivError
-from fedpriv.scores.catalogue import ACCURACY, SCORES, score_named
+from fedpriv.scores.catalogue import ACCURACY, SCORES, Score, beside, score_named
 from fedpriv.untrusted.names import printable
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Reporter:
         metrics = record["metrics"]
         parts = []
         if self._metric.name in metrics:
-            self._score = f"{self._metric.title} {metrics[self._metric.name]:.3f}"
+            self._score = f"{self._metric.title} {_plain(self._metric, metrics[self._metric.name])}"
         elif "probe/1" in metrics:
             self._score = f"probe {metrics['probe/1']:.3f}"
         parts.append(self._score)
@@ -194,45 +194,64 @@ class Reporter:
 def _results(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]], path: str) -> Iterator[Row]:
     """Accuracies."""
     protocols = summary["protocols"]
-    if summary["accuracy"] is None:
-        yield "accuracy", "none: no client was tested" if records[-1].get("untested") else NO_ACCURACY.format(run=path)
+    metric = score_named(summary["metric"])
+    if not is_scored(summary):
+        yield beside(metric).title, "none: no client was tested" if records[-1].get("untested") else NO_ACCURACY.format(run=path)
         if (loss := records[-1]["metrics"].get("train_loss")) is not None:
             yield "training loss in the last round", f"{loss:.4g}"
     else:
         yield from ranked(summary)
-        if summary.get("chance") is not None:
-            shown = {**summary.get("constant", {}), ACCURACY.name: summary["chance"]}
-            names = [name for name in dict.fromkeys([summary["metric"], ACCURACY.name]) if name in shown]
-            yield "  always the most frequent class", "   ".join(f"{shown[name]:.3f} {SCORES[name].title}" for name in names)
+        if (constants := summary.get("constant")) is not None:
+            what = "the mean of the training labels" if metric.of_numbers else "the most frequent class"
+            shown = {**constants, **({ACCURACY.name: summary["chance"]} if "chance" in summary else {})}
+            scores = [score for score in dict.fromkeys([metric, beside(metric)]) if score.name in shown]
+            yield f"  always {what}", "   ".join(f"{_plain(score, shown[score.name])} {score.title}" for score in scores)
         if (constant := constant_answer(summary)) is not None:
             yield "  at chance level", Bold("", constant)
         further = {
-            name: score["mean"] for name, score in summary["scores"].items() if name not in ("accuracy", summary["metric"])
+            SCORES.get(name, Score(name, name)): score["mean"]
+            for name, score in summary["scores"].items()
+            if name not in (beside(metric).name, metric.name)
         }
-        titles = {name: SCORES[name].title if name in SCORES else name for name in further}
-        if parts := [f"{value:.3f} {titles[name]}" for name, value in further.items() if value is not None]:
+        if parts := [f"{_plain(score, value)} {score.title}" for score, value in further.items() if value is not None]:
             yield "  further scores, means", "   ".join(parts)
-        tested = summary["accuracy_per_client"]
+        tested = next(score["per_client"] for score in summary["scores"].values())
         if left_out := tested.count(None):
             yield "clients that were not tested, left out", f"{left_out} of {len(tested)}"
     for share, accuracy in summary.get("probe", {}).items():
         yield f"linear probe, {float(share):.0%} of the labels", Bold("", f"{accuracy:.3f}")
+    read = dict.fromkeys([metric, beside(metric)]) if metric.of_numbers else ()
+    on_server = [(score, summary["scores"].get(score.name, {}).get("on_server")) for score in read]
+    if parts := [f"{_plain(score, value)} {score.title}" for score, value in on_server if value is not None]:
+        yield "global model on the server's test set", "   ".join(parts)
     if protocols["global_test"] is not None:
         scores = f"{protocols['global_test']:.3f} accuracy   {protocols['global_test_f1']:.3f} macro F1"
         yield "global model on the server's test set", scores
 
 
 def ranked(summary: Mapping[str, Any]) -> Iterator[Row]:
-    """The score that the run is ranked by, and below it the accuracy if that is another one."""
-    for name in dict.fromkeys([summary["metric"], ACCURACY.name]):
-        title, score = SCORES[name].title, summary["scores"].get(name)
-        if score is None or score["mean"] is None:
-            yield title, "not defined on any client's test samples"
+    """The score that the run is ranked by, and below it the accuracy or R2 if that is another one."""
+    for score in dict.fromkeys([first := score_named(summary["metric"]), beside(first)]):
+        values = summary["scores"].get(score.name)
+        if values is None or values["mean"] is None:
+            yield score.title, "not defined on any client's test samples"
             continue
-        spread = f"{score['worst_tenth']:.3f} worst tenth   {score['best']:.3f} best"
-        first = name == summary["metric"]
-        mean = Bold("", f"{score['mean']:.3f}", f" mean   {spread}") if first else f"{score['mean']:.3f} mean   {spread}"
-        yield measured_on(summary, title) if first else title, mean
+        mean, worst, best = (_plain(score, values[key]) for key in ("mean", "worst_tenth", "best"))
+        rest = f" mean   {worst} worst tenth   {best} best"
+        if score is first:
+            yield measured_on(summary, score.title), Bold("", mean, rest)
+        else:
+            yield score.title, f"{mean}{rest}"
+
+
+def is_scored(summary: Mapping[str, Any]) -> bool:
+    """Whether clients were tested with the models of a run."""
+    return any(score["mean"] is not None for score in summary["scores"].values())
+
+
+def _plain(score: Score, value: float) -> str:
+    """A value of a score, also a share, as a plain number."""
+    return score.shown(value) if score.of_numbers else f"{value:.3f}"
 
 
 def _costs(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
@@ -253,7 +272,7 @@ def _costs(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
 def _rounds(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     """Participation, time, and messages that were kept."""
     if summary["clients_never_trained"]:
-        included = ", whose accuracy is in the mean" if summary["accuracy"] is not None else ""
+        included = f", whose {score_named(summary['metric']).title} is in the mean" if is_scored(summary) else ""
         lost = any(record["metrics"].keys() & {"too_few_uploads", "not_finite"} for record in records)
         how = " (a round without effect counts as none)" if lost else ""
         yield "clients that never took part", f"{summary['clients_never_trained']}{how}{included}"
@@ -275,7 +294,7 @@ def _next_commands(run: RunFolder, summary: Mapping[str, Any]) -> Iterator[str]:
     if summary["payloads"]["files"]:
         yield f"fedpriv audit {path}   what its messages reveal"
     yield f"fedpriv compare {beside}/*" if _only_runs(folder) else f"fedpriv compare {path} OTHER_RUN"
-    if summary["accuracy"] is None:
+    if not is_scored(summary):
         yield f"fedpriv probe {path}"
     if (command := _ui(run.facts["tracking"], folder, beside)) is not None:
         yield command
@@ -283,13 +302,13 @@ def _next_commands(run: RunFolder, summary: Mapping[str, Any]) -> Iterator[str]:
 
 def constant_answer(summary: Mapping[str, Any]) -> str | None:
     """A note that the model predicts one class for all samples, or is no better than such a model; ``None``: it is better."""
-    only, chance = summary.get("only_answer"), summary.get("chance")
+    only = summary.get("only_answer")
     if only is not None:
         return f"the model predicts {printable(only)} for every test sample"
-    if not summary.get("at_chance") or chance is None:
-        return None
     score = score_named(summary.get("metric", ACCURACY.name))
-    guessed = chance if score is ACCURACY else (summary.get("constant") or {}).get(score.name)
+    guessed = summary.get("chance") if score is ACCURACY else (summary.get("constant") or {}).get(score.name)
+    if not summary.get("at_chance") or guessed is None:
+        return None
     return f"within its 95 % interval, the {score.title} is no better than a constant answer's ({score.shown(guessed)})"
 
 
@@ -326,6 +345,8 @@ def _other_method(config: RunConfig) -> str | None:
         return None
     if config.method.name != "fedavg":
         return "fedavg"  # a composed run's objective and aggregation belong to its method
+    if score_named(config.eval.metric or ACCURACY.name).of_numbers:
+        return "fedrep"  # MpFedcon's centres are of classes
     return "fedrep" if config.privacy.level != "none" else "mpfedcon"  # no noise covers MpFedcon's class centres
 
 

@@ -6,7 +6,10 @@ import os
 import socket
 import statistics
 import sys
+import time
 from collections.abc import Sequence
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +19,7 @@ from fedpriv.cli import main
 from fedpriv.cli.common import command, console, png, run_folders
 from fedpriv.cli.terminal import FilePath, say
 from fedpriv.errors import FedprivError, UsageError
-from fedpriv.scores.catalogue import ACCURACY
+from fedpriv.scores.catalogue import ACCURACY, beside
 from fedpriv.untrusted.names import printable
 
 if TYPE_CHECKING:
@@ -64,13 +67,35 @@ def ui(runs_dir: Path, tracking_uri: str | None, host: str, port: int) -> None:
     # By default MLflow opens its pages for language-model applications.
     page = "#/experiments?workflowType=machine_learning"
     shown = "localhost" if host == "0.0.0.0" else host
-    say(f"MLflow starts, which takes some seconds: http://{shown}:{port}/{page} (Ctrl-C ends it)")
+    say("MLflow starts, which takes some seconds; Ctrl-C ends it")
     sys.stdout.flush()
+    _announce(host, port, f"MLflow shows the runs at http://{shown}:{port}/{page}")
     settings = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     # By its environment: other users see the arguments of a process, and a database's address may hold a password.
     environment = settings | dict(os.environ) | {"MLFLOW_BACKEND_STORE_URI": whole_address(uri)}
     # In place of this process, so that Ctrl-C and kill reach the server itself and leave no orphan.
     os.execve(sys.executable, [sys.executable, "-m", "mlflow", "server", *arguments], environment)
+
+
+def _announce(host: str, port: int, line: str) -> None:
+    """Start a process that prints a line once the server answers, and ends then, or with this process."""
+    server = os.getpid()
+    if os.fork():
+        return
+    while os.getppid() == server:
+        connection = HTTPConnection(host, port, timeout=2)
+        try:
+            connection.request("GET", "/health")
+            if connection.getresponse().status == HTTPStatus.OK:
+                say(line)
+                sys.stdout.flush()
+                break
+        except (OSError, HTTPException):
+            pass  # it does not listen yet
+        finally:
+            connection.close()
+        time.sleep(0.2)
+    os._exit(0)
 
 
 def _check_port(host: str, port: int) -> None:
@@ -194,7 +219,7 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
         plotted[label] = done or distinct
         averaged = [rows[index] for index in done if score.name in rows[index]["scores"]]
         counted = [] if label in contradicted else averaged
-        by_score = {name: _over_seeds([row["scores"].get(name) for row in counted]) for name in ("accuracy", score.name)}
+        by_score = {name: _over_seeds([row["scores"].get(name) for row in counted]) for name in (beside(score).name, score.name)}
         average, spread = by_score[score.name]
         names = [rows[index]["run"] for index in members]
         repeated_names = [rows[index]["run"] for index in members if repeats[index]]
@@ -247,10 +272,10 @@ def _table(rows: Sequence[dict[str, Any]], numbered: bool, score: Score) -> Tabl
     table.add_column("#" if numbered else "run", overflow="fold")
     table.add_column("method", overflow="fold", min_width=6)
     table.add_column("data set", overflow="fold", min_width=6)
-    # Beside another score, the accuracy is shown too.
-    first = () if score is ACCURACY else (score.title.replace(" ", "\n"), "worst\n10%", "best")
-    spread = ("worst\n10%", "best") if score is ACCURACY else ()
-    for name in ("seed", "rounds", *first, "accuracy", *spread, "up", "down", "time"):
+    # Beside another score, the accuracy (or R2) is shown too.
+    usual, ends = beside(score), ("worst\n10%", "best")
+    first, spread = ((), ends) if score is usual else ((score.title.replace(" ", "\n"), *ends), ())
+    for name in ("seed", "rounds", *first, usual.title, *spread, "up", "down", "time"):
         table.add_column(name, justify="right", no_wrap=True)
     private = any(row["answer"] is not None or row["defence"] != "none" for row in rows)
     if private:
@@ -269,11 +294,12 @@ def _table(rows: Sequence[dict[str, Any]], numbered: bool, score: Score) -> Tabl
 
 def _scores(row: dict[str, Any], score: Score) -> tuple[str, ...]:
     """The cells of a run's scores."""
-    accuracy = ACCURACY.shown(row["accuracy"])
-    if score is ACCURACY and row["metric"] != ACCURACY.name:  # the worst and best clients are of another score
-        return accuracy, "-", "-"
+    usual = beside(score)
+    shown = usual.shown(row["scores"].get(usual.name))
+    if score is usual and row["metric"] != usual.name:  # the worst and best clients are of another score
+        return shown, "-", "-"
     spread = score.shown(row["worst_tenth"]), score.shown(row["best"])
-    return (accuracy, *spread) if score is ACCURACY else (score.shown(row["score"]), *spread, accuracy)
+    return (shown, *spread) if score is usual else (score.shown(row["score"]), *spread, shown)
 
 
 def _note(folder: Path, row: dict[str, Any]) -> str | None:
@@ -286,7 +312,7 @@ def _note(folder: Path, row: dict[str, Any]) -> str | None:
         return f"* {row['run']}: {row['status']}, as of its last evaluation{hint}"
     if (constant := constant_answer(row)) is not None:
         return f"{row['run']}: {constant}"
-    if row["accuracy"] is None:
+    if not row["scores"]:
         outcome = ", ".join(f"{value:.1%} with {float(share):.0%} of the labels" for share, value in row["probe"].items())
         outcome = f"linear probe {outcome}" if outcome else f"see fedpriv probe {row['run']}"
         return f"{row['run']}: no accuracy, self-supervised; {outcome}"

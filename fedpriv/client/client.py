@@ -27,7 +27,6 @@ from fedpriv.privacy.canaries import HeldCanaries
 from fedpriv.privacy.ledger import Ledger
 from fedpriv.privacy.plan import check_upload
 from fedpriv.samples import tensors as named
-from fedpriv.scores.computing import scored
 from fedpriv.scores.predictions import Predictions
 from fedpriv.seeding import derive_secretly
 from fedpriv.spans import UNTIMED, Spans
@@ -203,6 +202,8 @@ class Client:
             update.over = False
             if payload is not None and trained is not None:
                 _check_as_trained(payload, trained)
+            if payload is not None:
+                payload = self.alter(payload, received)
             update.upload = self._sealed(payload, received, update.hidden, update.reported, profile)
         keeps = method.keep(update)
         if keeps and self.store is not None:
@@ -211,6 +212,10 @@ class Client:
         with profile("serialisation", client=self.number):
             report = self._report(update, bool(keeps), charges).seal()
         return Answer(self.number, update.upload, report)
+
+    def alter(self, payload: Payload, received: Received) -> Payload:
+        """What the client sends in place of its trained update, before all transforms: the same."""
+        return payload
 
     def _protect(self, update: ModelLocalUpdate, received: Received, kept: Private, first: bool, charges: list[Charge]) -> None:
         """Give the update its secret noise source, and under sample-level DP its booking and canaries.
@@ -245,8 +250,7 @@ class Client:
         if self.secret is not None:
             self.begins("test", received.round, self._checksum_of_start(received, received.start, kept, last is None))
         predictions, diverged = self.predict(model, received, kept, phases)
-        classes = self.agreement.declared.classes
-        scores = {} if predictions is None else scored([predictions], classes)[0]
+        scores = {} if predictions is None else self.agreement.declared.task.scored([predictions])[0]
         examples = self.data.size(self.agreement.config.eval.split)
         return self._without_upload(Report(received.round, self.number, examples, scores=scores, diverged=diverged))
 
@@ -272,7 +276,7 @@ class Client:
             (model.from_features(model.features(inputs)).logits, labels) for inputs, labels in self.data.chunks(split, TEST_CHUNK)
         ]
         logits, labels = (torch.cat(parts) for parts in zip(*tested, strict=True))
-        return Predictions.of(logits, labels, self.data.weights(split), keep_logits), diverged
+        return self.agreement.declared.task.predictions(logits, labels, self.data.weights(split), keep_logits), diverged
 
     def _checksum_of_start(self, received: Received, row: Tensor, kept: Private, first: bool) -> str:
         """Checksum of everything that a local update or a test starts from; the noise is derived from it.

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedpriv.client.sgd import SGD
 from fedpriv.config import TrainConfig
 from fedpriv.interfaces import Batch, Learner, Loss
 from fedpriv.models.net import Outputs
+from fedpriv.objectives.cross_entropy import loss_on
 from fedpriv.parameters import ParameterSpace
 from fedpriv.samples import Inputs, split
 
@@ -138,7 +138,7 @@ class ClientModel(ABC):
         return SGD(parts, lr, momentum)
 
     def gradient(self, inputs: Inputs, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The gradient ``(p,)`` of the cross-entropy summed over n samples, in evaluation mode; valid until the next call.
+        """The gradient ``(p,)`` of the loss on the labels summed over n samples, in evaluation mode; valid until the next call.
 
         Args:
             weights: of the classes ``(C,)``.
@@ -147,6 +147,6 @@ class ClientModel(ABC):
         self.grad.zero_()
         for samples, targets in zip(split(inputs, CHUNK), torch.split(labels, CHUNK), strict=True):
             logits = self.forward(self.shaped(samples), False).logits
-            self.backward(F.cross_entropy(logits, targets, weights, reduction="sum"), add=True)
+            self.backward(loss_on(logits, targets, weights, reduction="sum"), add=True)
         self.set_trained(frozenset())
         return self.grad

@@ -1,6 +1,6 @@
 """The one config of a run: typed, validated, read from YAML and written back to YAML."""
 
-from fedpriv.config.data import DataConfig, PartitionConfig
+from fedpriv.config.data import DataConfig, LabelKind, PartitionConfig
 from fedpriv.config.machinery import ExecutorConfig, TrackingConfig
 from fedpriv.config.model import ModelConfig
 from fedpriv.config.reading import assign, filled, laid_over, lay_over, load_config, lookup, parse, parse_assignment, read_yaml
@@ -12,6 +12,7 @@ __all__ = [
     "DataConfig",
     "EvalConfig",
     "ExecutorConfig",
+    "LabelKind",
     "ModelConfig",
     "NamedOptions",
     "PartitionConfig",

@@ -10,6 +10,10 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from fedpriv.config.sections import Section
 
+Corruption = Literal["labels", "sign", "scale", "noise"]
+LabelKind = Literal["classification", "regression"]
+"""What labels are: classes, or numbers."""
+
 
 class PartitionConfig(Section):
     """The partition of the data over the clients (``fedpriv data show`` draws it)."""
@@ -58,6 +62,11 @@ class DataConfig(Section):
     label: str | None = Field(
         None, description="column of the labels, in files and data sets of the hub; null: found by its type or a common name"
     )
+    task: LabelKind | None = Field(
+        None,
+        description="what the labels of a table are: classes, or numbers to be predicted (squared error); null: numbers if there "
+        "are more than 20 different ones, unless these number classes: the whole numbers from 0 or 1 on without a gap",
+    )
     features: tuple[str, ...] | None = Field(
         None,
         min_length=1,
@@ -96,6 +105,14 @@ class DataConfig(Section):
     )
     image_only: float = Field(0.0, ge=0, le=1, description="image-text pairs: share of the clients that have no texts")
     text_only: float = Field(0.0, ge=0, le=1, description="image-text pairs: share of the clients that have no images")
+    corrupt_clients: float = Field(
+        0.0, ge=0, le=1, description="share of the clients that are bad, to see what an aggregation holds against"
+    )
+    corruption: Corruption = Field(
+        "labels",
+        description="what bad clients do: train on flipped labels (class c as C - 1 - c), or send their update with the other "
+        "sign, ten times as large, or with noise of ten times its root mean square",
+    )
     validation_fraction: float = Field(
         0.0, ge=0, lt=1, description="share of each client's training data held out for choosing options"
     )

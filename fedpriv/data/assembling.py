@@ -11,8 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedpriv.config import LabelKind
 from fedpriv.data.dataset import Opened, Texts, Values
-from fedpriv.data.labels import read_labels, spellings
+from fedpriv.data.encoding import NumberColumn
+from fedpriv.data.labels import look_like_numbers, read_labels, read_numbers, spellings
 from fedpriv.data.statistics.cells import Cells
 from fedpriv.data.subsets import at_most, hold_out
 from fedpriv.data.tables.columns import Columns
@@ -43,12 +45,18 @@ class SampleChoice:
 
 
 def assemble(
-    name: str, tables: list[Table], columns: Columns, mode: Mode | None = None, choice: SampleChoice | None = None
+    name: str,
+    tables: list[Table],
+    columns: Columns,
+    mode: Mode | None = None,
+    choice: SampleChoice | None = None,
+    task: LabelKind | None = None,
 ) -> Opened:
     """A data set of one table (divided, class by class; of clients, client by client) or two (training, test).
 
     Args:
         mode: grey or colour; ``None``: grey where all images are.
+        task: what the labels are; ``None``: classes, or numbers where a table's labels look so.
 
     Raises:
         UsageError: the test table lacks a column, nothing is left, a label is missing or invalid, or a text is empty.
@@ -60,9 +68,20 @@ def assemble(
 
     choice = choice or SampleChoice()
     _check_test_columns(tables, columns)
-    labels, classes = read_labels(tables, columns.label)
-    notes = list(columns.notes)
-    numbered = not isinstance(tables[0].features[columns.label], datasets.ClassLabel)
+    notes, target, classes = list(columns.notes), None, tuple[str, ...]()
+    labels: list[NDArray[Any]]
+    if _are_numbers(tables, columns, task):
+        labels, unit = read_numbers(tables, columns.label)
+        target = NumberColumn(columns.label, 0.0, 1.0, unit=unit or None)
+        if task is None:
+            notes.append(
+                f"the labels in column {columns.label!r} are numbers, {len(np.unique(labels[0])):,} different ones: a regression "
+                "predicts them (data.task=classification makes each of them a class)"
+            )
+    else:
+        ids, classes = read_labels(tables, columns.label)
+        labels = list(ids)
+    numbered = target is None and not isinstance(tables[0].features[columns.label], datasets.ClassLabel)
     if numbered and (lowest := min(int(ids.min()) for ids in labels)):
         notes.append(f"the labels in column {columns.label!r} begin at {lowest}, not at 0: the classes below are empty")
     elif numbered and (unused := len(classes) - len(np.unique(np.concatenate(labels)))):
@@ -81,13 +100,14 @@ def assemble(
     notes += spellings(classes, columns.label, "classes")
     if choice.at_most is not None:
         kept[0] = kept[0][at_most(labels[0][kept[0]], choice.at_most)]
-    if len(tables) == 2 and (alone := np.setdiff1d(labels[1][kept[1]], labels[0][kept[0]])).size:
+    if target is None and len(tables) == 2 and (alone := np.setdiff1d(labels[1][kept[1]], labels[0][kept[0]])).size:
         names = ", ".join(classes[number] for number in alone[:5])
         notes.append(f"classes of test samples that no training sample has, so that no client can learn them: {names}")
     joined = [table for table in tables if isinstance(table, Joined)]
     owners = [table.owners() for table in joined]
     if len(tables) == 1:
-        train, test = hold_out((owners or labels)[0][kept[0]], choice.fraction)
+        strata = labels if target is None else [np.zeros(len(labels[0]), np.int64)]
+        train, test = hold_out((owners or strata)[0][kept[0]], choice.fraction)
         tables, labels, owners, kept = tables * 2, labels * 2, owners * 2, [kept[0][train], kept[0][test]]
     for table, rows, what in zip(tables, kept, ("training", "test"), strict=True):
         if not len(rows):
@@ -156,7 +176,21 @@ def assemble(
         column=column,
         owners=Owners(joined[0].names, owners[0][kept[0]], owners[1][kept[1]]) if joined else None,
         notes=notes,
+        suggests={} if target is None else {"data.partition.name": "iid"},
+        target=target,
     )
+
+
+def _are_numbers(tables: Sequence[Table], columns: Columns, task: LabelKind | None) -> bool:
+    """Whether labels are numbers to predict, as the config says, or as a table's labels look.
+
+    Raises:
+        UsageError: they should be, and the samples are images or texts.
+    """
+    if task == "regression" and not columns.features:
+        what = "images" if columns.image is not None else "texts"
+        raise UsageError(f"data.task regression is for rows of a table, and {tables[0].origin} holds {what}")
+    return task == "regression" or (task is None and bool(columns.features) and look_like_numbers(tables[0], columns.label))
 
 
 def _check_test_columns(tables: Sequence[Table], columns: Columns) -> None:

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.data.encoding import Column, Encoding
-from fedpriv.data.statistics.cells import ArrayCells, Cells, Indices, bytes_of_rows, encoded_cells, unseen_levels
+from fedpriv.data.encoding import Column, Encoding, NumberColumn
+from fedpriv.data.statistics.cells import ArrayCells, Cells, Indices, NumberCells, bytes_of_rows, encoded_cells, unseen_levels
 from fedpriv.data.statistics.fitting import SampleKind
 from fedpriv.data.statistics.measuring import TrainingRows
 from fedpriv.errors import UsageError
@@ -31,9 +31,13 @@ Values = tuple[NDArray[Any], NDArray[Any] | None]
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Samples that are an image, a text, both, or a row of numbers, with labels ``(N,)`` int64; training and test.
+    """Samples that are an image, a text, both, or a row of numbers, with labels ``(N,)``; training and test.
 
     Attributes:
+        train_labels, test_labels: the numbers of classes, int64; of a regression numbers, float64 in their own unit until the
+            samples are encoded, then standardised float32.
+        classes: none of a regression.
+        target: of a regression, the column of the labels; standardised by mean 0 and deviation 1 until they are encoded.
         images: decoded, each ``(N, C, H, W)`` uint8; ``None``: the samples have none.
         texts: one for each sample; ``None``: the samples have none.
         cells: of a table, or arrays, until they are encoded.
@@ -56,6 +60,7 @@ class Dataset:
     cells: tuple[Cells, ...] = ()
     vectors: tuple[Tensor, Tensor] | None = None
     columns: tuple[Column, ...] = ()
+    target: NumberColumn | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     suggests: Mapping[str, Any] = field(default_factory=dict)
@@ -81,15 +86,25 @@ class Dataset:
         return replace(self, classes=classes, train_labels=numbers[self.train_labels], test_labels=numbers[self.test_labels])
 
     @property
+    def strata(self) -> tuple[Tensor, Tensor]:
+        """Training and test labels as partitions see them, ``(N,)`` int64: classes; numbers are all of one class."""
+        if self.target is None:
+            return self.train_labels, self.test_labels
+        return torch.zeros(len(self.train_labels), dtype=torch.int64), torch.zeros(len(self.test_labels), dtype=torch.int64)
+
+    @property
     def kind(self) -> SampleKind:
         """What is to be known of the samples before they can be scaled and coded."""
         if self.cells:
-            return SampleKind.of_cells(self.cells)
+            return SampleKind.of_cells(self.cells, self.target)
         return SampleKind((), self.train_images.shape[1], images=True)
 
     def training_rows(self, held: Indices, min_level: int) -> TrainingRows:
         """Some training rows, of which statistics are asked; arguments as of :class:`TrainingRows`."""
-        return TrainingRows(held, self.cells, self.images and self.images[0], self.train_labels, min_level)
+        cells = self.cells
+        if self.target is not None:
+            cells = (*cells, NumberCells(self.target.name, self.train_labels.numpy(), self.test_labels.numpy()))
+        return TrainingRows(held, cells, self.images and self.images[0], self.train_labels, min_level)
 
     def encoded(self, encoding: Encoding, trained: Indices) -> Dataset:
         """The data set with samples that are scaled and coded.
@@ -113,10 +128,25 @@ class Dataset:
             cells=(),
             vectors=(torch.from_numpy(parts[0]), torch.from_numpy(parts[1])),
             columns=encoding.columns,
+            **self._with_target(encoding.target),
             mean=encoding.mean,
             std=encoding.std,
             notes=(*self.notes, *unseen_levels(self.cells, trained)),
         )
+
+    def _with_target(self, target: NumberColumn | None) -> dict[str, Any]:
+        """The fields of a regression whose labels are standardised.
+
+        Raises:
+            UsageError: the encoding is of classes, and the labels are numbers, or the other way round.
+        """
+        if (target and target.name) != (self.target and self.target.name):
+            raise UsageError(f"{self.name}: the encoding is of other labels; --set data.task says what they are")
+        if target is None:
+            return {}
+        labels = {"train_labels": self.train_labels, "test_labels": self.test_labels}
+        scaled = {split: torch.from_numpy(target.encode(of_split.numpy())[:, 0]).float() for split, of_split in labels.items()}
+        return {"target": target, **scaled}
 
     @property
     def train_images(self) -> Tensor:
@@ -146,7 +176,7 @@ class Dataset:
         Pixels are those that nets are trained on, so it also depends on how images were decoded and resized. Takes a second for
         1 GB where the processor knows SHA.
         """
-        digest = hashlib.sha256(repr(self.classes).encode())
+        digest = hashlib.sha256(repr(self.classes if self.target is None else self.target).encode())
         for tensor in (self.train_labels, self.test_labels, *(self.images or ()), *(self.vectors or ())):
             digest.update(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
             digest.update(tensor.contiguous().numpy().data)
@@ -172,13 +202,18 @@ class Dataset:
         known = set(digests(0))
         return sum(digest in known for digest in digests(1))
 
-    def check_classes(self) -> None:
-        """Check that there is something to tell apart.
+    def check_labels(self) -> None:
+        """Check that there is something to tell apart, or to predict.
 
         Raises:
             UsageError: all training samples have one label.
         """
         held = np.unique(self.train_labels.numpy())
+        if len(held) == 1 and self.target is not None:
+            raise UsageError(
+                f"all {len(self.train_labels):,} training samples of {self.name} have the label {self.target.decode(held)[0]:g} "
+                f"in column {self.target.name!r}, so there is nothing to predict; name another column (--set data.label=NAME)"
+            )
         if len(held) == 1:
             raise UsageError(
                 f"all {len(self.train_labels):,} training samples of {self.name} have the label {self.classes[held[0]]!r}; "
@@ -197,6 +232,7 @@ class Opened:
     """A data set whose labels have been read, but not its samples.
 
     Attributes:
+        target: as of :class:`Dataset`; the labels are then float64.
         images: a function of the side in pixels (``None``: unchanged) that returns decoded training and test images.
         texts: a function that returns training and test texts.
         cells: a function that returns the cells of a table, column by column, or of arrays; given true, also of columns that are
@@ -207,8 +243,8 @@ class Opened:
         notes: what the user should know of how the samples were read, a line each; complete once they were read.
     """
 
-    train_labels: NDArray[np.int64]
-    test_labels: NDArray[np.int64]
+    train_labels: NDArray[Any]
+    test_labels: NDArray[Any]
     classes: tuple[str, ...]
     images: Callable[[int | None], tuple[Tensor, Tensor]] | None = None
     texts: Callable[[], tuple[Texts, Texts]] | None = None
@@ -217,6 +253,14 @@ class Opened:
     column: Callable[[str], Values] | None = None
     owners: Owners | None = None
     notes: list[str] = field(default_factory=list)
+    target: NumberColumn | None = None
+
+    @property
+    def strata(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Training and test labels as partitions see them; as of :class:`Dataset`."""
+        if self.target is None:
+            return self.train_labels, self.test_labels
+        return np.zeros(len(self.train_labels), np.int64), np.zeros(len(self.test_labels), np.int64)
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,10 @@ class NumberColumn:
         standardised = np.nan_to_num((values - self.mean) / self.std, nan=0.0)[:, None]
         return np.concatenate([standardised, np.isnan(values)[:, None]], axis=1) if self.gaps else standardised
 
+    def decode(self, standardised: Entries) -> Entries:
+        """Standardised numbers in the column's unit, in the same shape."""
+        return standardised * self.std + self.mean
+
 
 @dataclass(frozen=True)
 class CategoryColumn:
@@ -79,12 +83,14 @@ class Encoding:
         columns: of the rows of a table; none: the samples are images or arrays.
         mean, std: of each channel of images, on the [0, 1] scale, or of arrays.
         classes: the number of training samples of each class; none: they were not counted.
+        target: of a regression, the column of the labels.
     """
 
     columns: tuple[Column, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     classes: tuple[int, ...] = ()
+    target: NumberColumn | None = None
 
 
 def level_of(value: object) -> str:

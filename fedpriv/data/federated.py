@@ -22,7 +22,7 @@ Whole = Literal["train", "validation", "test", "server"]
 
 
 class Split(NamedTuple):
-    """A client's samples (:mod:`fedpriv.samples`) and their labels ``(n,)`` int64."""
+    """A client's samples (:mod:`fedpriv.samples`) and their labels ``(n,)``: int64, or standardised numbers, float32."""
 
     inputs: Inputs
     labels: Tensor
@@ -59,6 +59,7 @@ class FederatedData:
         held_out = partition.test_split == "train"
         self._server = (test, dataset.test_labels.to(device))
         self._test = self._train if held_out else self._server
+        self._strata = dataset.strata[0 if held_out else 1].to(device)
         lists = {"train": partition.train, "validation": partition.validation, "test": partition.test}
         self._indices = {which: _on_device(held_by, device) for which, held_by in lists.items()}
         weights = partition.test_weights
@@ -105,7 +106,7 @@ class FederatedData:
         """Weight of each local test sample ``(n,)`` where clients are tested on all images of their classes; else ``None``."""
         if which != "test" or self._test_weights is None:
             return None
-        return self._test_weights[client][self._test[1][self._indices["test"][client]]]
+        return self._test_weights[client][self._strata[self._indices["test"][client]]]
 
     def labels(self, which: Whole) -> Tensor:
         """Labels of the whole pool ``(N,)``."""

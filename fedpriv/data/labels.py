@@ -1,4 +1,4 @@
-"""The labels of tables as class ids, whatever they are in the file: classes by name, numbers, or texts."""
+"""The labels of tables: class ids, whatever they are in the file (classes by name, numbers, or texts), or numbers to predict."""
 
 from __future__ import annotations
 
@@ -45,10 +45,7 @@ def read_labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64
     if given is not None:
         classes = given
     elif (quantities := _no_classes(raw[0], values[0])) is not None:
-        raise UsageError(
-            f"{tables[0].origin}: column {column!r} holds {quantities}; a label is a class, which samples share, and quantities "
-            "are not predicted: name another column (--set data.label=NAME), or put a class, such as a range, in place of each"
-        )
+        raise UsageError(f"{tables[0].origin}: column {column!r} holds {quantities}; {_not_classes(raw[0])}")
     elif numbered:
         classes = _numbered(tables, values, column)
     else:
@@ -56,6 +53,61 @@ def read_labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64
     return [
         _ids(table, array, column, classes, numbered or given is not None) for table, array in zip(tables, values, strict=True)
     ], classes
+
+
+def look_like_numbers(table: Table, column: str) -> bool:
+    """Whether labels are numbers to predict where nothing says what they are: more than :data:`FEW` different ones that do not
+    number classes, as the whole numbers from 0 or 1 on do without a gap."""
+    from fedpriv.data.user_data.numbers import DATED, numbers_of
+
+    if class_names(table, column) is not None or (numbers := numbers_of(_column(table, column))) is None or numbers.unit in DATED:
+        return False
+    distinct = np.unique(numbers.values[~np.isnan(numbers.values)])
+    return len(distinct) > FEW and not any(np.array_equal(distinct, start + np.arange(len(distinct))) for start in (0, 1))
+
+
+def read_numbers(tables: list[Table], column: str) -> tuple[list[NDArray[np.float64]], str]:
+    """Labels that are numbers ``(N,)``, of each table, and the unit with which they are written.
+
+    Raises:
+        UsageError: a table has no rows; a label is missing, infinite, or no number; or the tables' units differ.
+    """
+    from fedpriv.data.user_data.numbers import DATED, Numbers, is_string, numbers_of, plain_numbers, units_differ
+
+    read = list[Numbers]()
+    for table in tables:
+        values, odd = table.column(column), None
+        if not len(values):
+            raise UsageError(f"{table.origin} has no rows")
+        if (numbers := numbers_of(values)) is None and is_string(values):
+            numbers, odd = plain_numbers(values)
+        if odd is not None:
+            what = f"the label in column {column!r} is {values[odd].as_py()!r}, and no number"
+            raise UsageError(f"{table.at(odd)}: {what}; mend or leave out the row, or predict classes (data.task=classification)")
+        if numbers is None or numbers.unit in DATED:
+            what = "no numbers" if numbers is None else DATED[numbers.unit]
+            raise UsageError(f"{table.origin}: column {column!r} holds {what}, which data.task=regression cannot predict")
+        if (rows := np.flatnonzero(~np.isfinite(numbers.values))).size:
+            value = numbers.values[rows[0]]
+            what = "missing" if np.isnan(value) else f"{value}"
+            raise UsageError(f"{table.at(rows[0])}: the label in column {column!r} is {what}; mend or leave out the row")
+        read.append(numbers)
+        if units_differ(read[0], numbers):
+            units = " and ".join(other.unit or "plain numbers" for other in (read[0], numbers))
+            raise UsageError(f"{table.origin}: the labels in column {column!r} are written in two ways: {units}")
+    return [numbers.values for numbers in read], read[0].unit
+
+
+def _not_classes(values: pa.ChunkedArray) -> str:
+    """What to do about labels that are no classes."""
+    from fedpriv.data.user_data.numbers import no_number
+
+    if (odd := no_number(values)) is not None:
+        return f"most are numbers, and one is {odd[0]!r}: leave out such rows, or write a number, to predict numbers"
+    return (
+        "a label is a class, which samples share: name another column (--set data.label=NAME), or put a class, such as a range, "
+        "in place of each; of rows of a table, data.task=regression predicts numbers"
+    )
 
 
 def spellings(values: Iterable[object], column: str, read_as: str) -> Iterator[str]:

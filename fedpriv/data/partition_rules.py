@@ -70,10 +70,12 @@ class NamedPartition:
 
     Attributes:
         uses: the options of :class:`PartitionConfig` that it uses.
+        by_label: whether it deals samples by their labels, which are then classes.
     """
 
     rule: PartitionRule
     uses: frozenset[str]
+    by_label: bool = True
 
     @property
     def about(self) -> str:
@@ -95,18 +97,19 @@ REGISTRY: Registry[NamedPartition] = Registry(
 partitions = REGISTRY.all
 
 
-def partition_rule(*names: str, uses: Sequence[str] = ()) -> Callable[[PartitionRule], PartitionRule]:
+def partition_rule(*names: str, uses: Sequence[str] = (), by_label: bool = True) -> Callable[[PartitionRule], PartitionRule]:
     """Register a partition rule under its names; the first line of its docstring is what ``fedpriv data list`` shows.
 
     A plug-in does the same and lists its module in the entry-point group ``fedpriv.partitions``.
 
     Args:
         uses: the options it reads.
+        by_label: as of :class:`NamedPartition`.
     """
 
     def register(function: PartitionRule) -> PartitionRule:
         for name in names:
-            REGISTRY.add(name, NamedPartition(function, frozenset({"name", "seed", "test", *uses})), function)
+            REGISTRY.add(name, NamedPartition(function, frozenset({"name", "seed", "test", *uses}), by_label), function)
         return function
 
     return register

@@ -101,6 +101,7 @@ def read_data(data: DataConfig, every_column: bool = False) -> Dataset:
         default_model=source.default_model or _usual_model(opened, images and tuple(images[0].shape[1:])),
         images=images,
         texts=texts,
+        target=opened.target,
         cells=opened.cells(every_column) if opened.cells else (),
         mean=mean,
         std=std,
@@ -196,8 +197,8 @@ def _find(name: str, data: DataConfig) -> Source:
 
 def _limited(opened: Opened, limit: int | None, test_limit: int | None) -> Opened:
     """With so many training and test samples; ``None``: with all."""
-    kept = _kept(opened.train_labels, limit, "limit", "training")
-    tested = _kept(opened.test_labels, test_limit, "test_limit", "test")
+    kept = _kept(opened.strata[0], limit, "limit", "training")
+    tested = _kept(opened.strata[1], test_limit, "test_limit", "test")
 
     def images(side: int | None) -> tuple[Tensor, Tensor]:
         assert opened.images is not None

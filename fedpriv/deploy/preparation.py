@@ -34,4 +34,4 @@ def preprocessing_of(agreement: Agreement, facts: Sequence[Facts], statistics: G
             return None
         channels, height, width = shape
         image = ImageForm((channels, height, width), mean, std)
-    return Preprocessing(agreement.declared.class_names or first.classes, encoding.columns, image, text, array)
+    return Preprocessing(agreement.declared.class_names or first.classes, encoding.columns, image, text, array, encoding.target)

@@ -14,7 +14,8 @@ from fedpriv.deploy.handshake import Facts
 from fedpriv.deploy.transport import NOT_SENT
 from fedpriv.evaluation.protocols import by_client
 from fedpriv.methods.base import ServerState
-from fedpriv.scores.catalogue import Scores, scores_with
+from fedpriv.scores.catalogue import Scores
+from fedpriv.scores.tasks import Task
 from fedpriv.server.clients import Clients, Evaluation, Instruction
 from fedpriv.wire import ByteMeter, Payload, Sealed, seal
 from fedpriv.wire.coding import Upload
@@ -228,7 +229,7 @@ class RemoteScorer:
         for answer in self.clients.test(Instruction(round, tested, message, states)):
             self.meter("report", answer.report)
             try:
-                scores[answer.client] = _scores(answer, round, self.facts[answer.client].test, self.agreement.declared.classes)
+                scores[answer.client] = _scores(answer, round, self.facts[answer.client].test, self.agreement.declared.task)
             except Refused as reason:
                 refused[answer.client] = one_line(reason)
                 self.clients.warn(f"round {round}: the test of client {answer.client} is refused: {refused[answer.client]}")
@@ -237,7 +238,7 @@ class RemoteScorer:
             for _ in set(tested) - set(self.clients.not_sent()):
                 self.meter("down", message)
         up, down = self.meter.read()
-        summaries, per_client = by_client(scores, [client.test for client in self.facts])
+        summaries, per_client = by_client(scores, [client.test for client in self.facts], self.agreement.declared.task.usual)
         return Evaluation({**summaries, "bytes_up_tests": float(up), "bytes_down_tests": float(down)}, per_client)
 
 
@@ -254,7 +255,7 @@ def _answer(client: int, frame: Frame) -> Answer:
     return Answer(client, upload, report)
 
 
-def _scores(answer: Answer, round: int, samples: int, classes: int) -> Scores:
+def _scores(answer: Answer, round: int, samples: int, task: Task) -> Scores:
     """The scores that a client reports of its test.
 
     Raises:
@@ -265,10 +266,10 @@ def _scores(answer: Answer, round: int, samples: int, classes: int) -> Scores:
         raise Refused(f"it is of client {report.client} in round {report.round}")
     if report.num_examples != samples:  # by which scores are weighted
         raise Refused(f"it reports {report.num_examples} test samples and declared {samples}")
-    known = {score.name: score for score in scores_with(classes)}
+    known = {score.name: score for score in task.scores}
     for name, value in report.scores.items():
         if name not in known:
-            raise Refused(f"it reports {one_line(name)}, which is no score of {classes} classes")
+            raise Refused(f"it reports {one_line(name)}, which is none of {', '.join(known)}")
         if not known[name].low <= value <= known[name].high:
             raise Refused(f"it reports a score {name} of {value:g}")
     return report.scores

@@ -235,7 +235,8 @@ def _ask_for_statistics(config: RunConfig, facts: Sequence[Facts], grid: Grid, s
     Args:
         vacant: how many numbers have no client, so that nothing is sent to them.
     """
-    kind, classes = agreed_kind(facts), counted_classes(config, len(class_names(facts)))
+    kind = agreed_kind(facts)
+    classes = counted_classes(config, kind, len(class_names(facts)))
     if kind is None and not classes:
         return None
     if len(class_names(facts)) == 1:
@@ -364,6 +365,8 @@ def _check_deployable(config: RunConfig) -> None:
         raise UsageError("eval.fresh_head: heads are trained afresh in simulations; --set eval.fresh_head=0")
     if config.privacy.level == "client":
         raise UsageError("privacy.level client: its noise would come from the seed, which every client knows; use sample")
+    if config.data.corrupt_clients:
+        raise UsageError("data.corrupt_clients: bad clients are simulated; leave it out, or use `fedpriv train`")
     if config.privacy.canaries:
         raise UsageError("privacy.canaries: canaries are planted in simulations; leave it out, or use `fedpriv train`")
 

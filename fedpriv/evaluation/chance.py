@@ -12,8 +12,8 @@ from fedpriv.config import RunConfig
 from fedpriv.data.federated import FederatedData
 from fedpriv.methods.base import Method
 from fedpriv.scores.catalogue import SCORES, Score
-from fedpriv.scores.computing import scored
 from fedpriv.scores.predictions import Predictions
+from fedpriv.scores.tasks import Classes, Task
 
 _Z = 1.959963984540054
 """The normal quantile of 95 %, two-sided."""
@@ -42,11 +42,32 @@ def chance(data: FederatedData, method: Method, config: RunConfig, classes: int)
     return constant, len(set(torch.cat(tested).tolist()))
 
 
-def constant_scores(data: FederatedData, method: Method, config: RunConfig, classes: int) -> dict[str, float]:
-    """The clients' mean scores with the most frequent class as the answer to every sample, and its share as the probability.
+def constant_scores(data: FederatedData, method: Method, config: RunConfig, task: Task) -> dict[str, float]:
+    """The clients' mean scores with the most frequent class as the answer to every sample, and its share as the probability; of a
+    regression, with the mean of all training labels.
 
     As for :func:`chance`, that class is one for all clients, or each client's.
     """
+    classes = task.count if isinstance(task, Classes) else 0
+    predictions = _most_frequent(data, method, config, classes) if classes else _training_mean(data, config, task)
+    scores = task.scored(predictions)
+    return {name: mean(known) for name in SCORES if (known := [each[name] for each in scores if name in each])}
+
+
+def _training_mean(data: FederatedData, config: RunConfig, task: Task) -> list[Predictions]:
+    """Of each tested client, the mean of all clients' training labels as the answer to every sample."""
+    trained = torch.cat([data.indices("train", client) for client in range(config.data.clients)])
+    constant = data.labels("train")[trained].double().mean()
+    split, predictions = config.eval.split, list[Predictions]()
+    for client in range(config.data.clients):
+        if len(index := data.indices(split, client)):
+            labels = data.labels(split)[index].double()
+            predictions.append(task.predictions(constant.expand(len(labels), 1), labels, data.weights(split, client)))
+    return predictions
+
+
+def _most_frequent(data: FederatedData, method: Method, config: RunConfig, classes: int) -> list[Predictions]:
+    """Of each tested client, the most frequent class as the answer to every sample."""
     split, labels = config.eval.split, data.labels(config.eval.split)
     tested = [client for client in range(config.data.clients) if len(data.indices(split, client))]
     answers = []
@@ -62,8 +83,7 @@ def constant_scores(data: FederatedData, method: Method, config: RunConfig, clas
         held = labels[data.indices(split, client)]
         logits = (shares.log() - 1e-9 * torch.arange(classes)).expand(len(held), -1)  # of equal shares, the first class
         predictions.append(Predictions.of(logits, held.cpu(), data.weights(split, client)))
-    scores = scored(predictions, classes)
-    return {name: mean(known) for name in SCORES if (known := [each[name] for each in scores if name in each])}
+    return predictions
 
 
 def _is_one_model(method: Method, config: RunConfig) -> bool:

@@ -74,17 +74,20 @@ PerClient = dict[str, list[float | None]]
 """Score -> its value of each client; ``None``: the client was not tested, or the score is not defined on its samples."""
 
 
-def by_client(clients: Sequence[Scores | None], sizes: Sequence[int]) -> tuple[dict[str, float], PerClient]:
+def by_client(
+    clients: Sequence[Scores | None], sizes: Sequence[int], usual: Score = ACCURACY
+) -> tuple[dict[str, float], PerClient]:
     """The summaries of all scores over the clients, and the scores themselves.
 
     Args:
         clients: the scores of each; ``None``: it was not tested.
         sizes: as for :func:`client_summary`.
+        usual: a score that is there even if no client was tested.
 
     Of a score of the user's own, of which fedpriv does not know which values are better, there are no worst and best clients.
     """
     summaries, columns = dict[str, float](), PerClient()
-    for name in measured([ACCURACY.name], *(scores for scores in clients if scores is not None)):
+    for name in measured([usual.name], *(scores for scores in clients if scores is not None)):
         columns[name] = column = [None if scores is None else scores.get(name) for scores in clients]
         if column.count(None) < len(column):
             score = SCORES.get(name, Score(name, name))
@@ -143,15 +146,15 @@ def global_summary(confusion: Confusion) -> dict[str, float]:
     return summary
 
 
-def scored_last(records: Records, last: int, score: str = "accuracy") -> list[Mapping[str, Any]]:
-    """The records of the last ``last`` rounds in which a score of the clients was measured."""
+def scored_last(records: Records, last: int) -> list[Mapping[str, Any]]:
+    """The records of the last ``last`` rounds in which clients were tested."""
     rounds = max((record["round"] for record in records), default=0)
-    return [r for r in records if r["round"] > rounds - last and (r.get("per_client") or {}).get(score)]
+    return [r for r in records if r["round"] > rounds - last and r.get("per_client")]
 
 
 def mean_per_client(records: Records, last: int, score: str = "accuracy") -> list[float | None]:
     """Each client's accuracy, or another score, averaged over the evaluated of the last ``last`` rounds."""
-    passes = [record["per_client"][score] for record in scored_last(records, last, score)]
+    passes = [record["per_client"][score] for record in scored_last(records, last) if record["per_client"].get(score)]
     return [None if None in column else float(np.mean(column)) for column in zip(*passes, strict=True)]
 
 

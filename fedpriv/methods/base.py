@@ -68,6 +68,8 @@ class Method:
     adds them itself."""
     no_dp: ClassVar[str] = ""
     """As :attr:`fedpriv.interfaces.Part.no_dp`, for the method itself."""
+    needs_classes: ClassVar[str] = ""
+    """As :attr:`fedpriv.interfaces.Part.needs_classes`, for the method itself."""
     buffers: ClassVar[Literal["average", "local"]] = "average"
     """Whether the running statistics of shared roles are averaged like weights, or private to the client."""
     replaced_keys: ClassVar[Mapping[str, str]] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -38,6 +38,8 @@ def with_options(config: RunConfig) -> RunConfig:
     schema = options_of(method, config.objective is None, config.aggregation is None)
     parts["method"] = _with_defaults(config.method, method.name, schema, "method", default if aggregation is None else {})
     config = config.model_copy(update=parts)
+    if config.data.task == "regression":
+        check_numbers(parts_of(config))
     suggestions = dict[str, Any]()
     for part in reversed(parts_of(config)):  # the method's own take precedence
         suggestions |= part.kind.suggested(part.params)
@@ -81,6 +83,17 @@ def parts_of(config: RunConfig) -> list[NamedPart]:
     elif method.shared:
         parts.append(NamedPart("method", method.aggregation_class, params))
     return parts
+
+
+def check_numbers(parts: Sequence[NamedPart]) -> None:
+    """Raise :class:`UsageError` if a part of a run cannot be used where labels are numbers."""
+    for section, kind, _ in parts:
+        if why := kind.why_classes() if issubclass(kind, Objective) else kind.needs_classes:
+            what = "objective" if issubclass(kind, Objective) else section
+            raise UsageError(
+                f"{what} {kind.name} needs labels that are classes, as {why}, and these are numbers; use another one, such as "
+                f"--{'objective cross-entropy' if what == 'objective' else 'method fedavg'}, or data.task=classification"
+            )
 
 
 def changed_options(config: RunConfig) -> dict[str, Any]:
@@ -139,6 +152,8 @@ def build_method(config: RunConfig, context: Context) -> Method:
 
 def _check(method: Method, config: RunConfig) -> None:
     objective, aggregation = method.parts
+    if method.context.numbers:
+        check_numbers(parts_of(config))
     if method.fixed_objective and not isinstance(objective, method.objective_class):
         raise UsageError(f"objective {objective.name}: method {method.name} needs its own, as {method.fixed_objective}")
     if method.needs_labels and not objective.labels:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedpriv.interfaces import Learner
 from fedpriv.methods import register
 from fedpriv.methods.base import Context, LocalUpdate, Method, Private, params, phase
-from fedpriv.objectives.cross_entropy import Plain, cross_entropy
+from fedpriv.objectives.cross_entropy import Plain, label_loss
 
 PERSONAL = "ditto.personal"
 """Private state: the personal model as a row ``(p,)``."""
@@ -69,7 +69,7 @@ class Ditto(Method):
         update.row.copy_(update.private[PERSONAL])
         epochs = self.params.personal_epochs
         personal = phase(epochs=epochs or self.train.local_epochs, steps=None if epochs else self.train.local_steps)
-        update.train(personal, cross_entropy, ProximalStep(self.params.lam, update.start, self.objective.smallest_batch))
+        update.train(personal, label_loss, ProximalStep(self.params.lam, update.start, self.objective.smallest_batch))
         update.memo[PERSONAL] = update.row.clone()
         # The upload, the reported loss and the number of steps (FedNova weighs by it) are the global model's.
         update.row.copy_(shared)

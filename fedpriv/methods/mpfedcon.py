@@ -69,6 +69,7 @@ class MpFedcon(FedRep):
 
     paper = "Li et al., Wuhan Univ. J. Nat. Sci. 27(6), 2022"
     Params = MpFedconParams
+    needs_classes = "it draws a sample to the centre of its class"
     sends = "class centres: C x k floats down; up, the centres of the client's classes, and which classes these are"
 
     def __init__(self, params: MpFedconParams, context: Context, *parts: Any) -> None:

@@ -98,6 +98,7 @@ class AdaptiveKL(Objective):
     paper = "Sahoo et al., arXiv:2412.04416 (FedDUAL)"
     Params = AdaptiveKLParams
     weighs_classes = True
+    needs_classes = "its terms are weighted by accuracies"
     no_dp = "its terms are weighted by an accuracy on the client's data, which no noise covers"
 
     def __init__(self, params: AdaptiveKLParams, context: Context) -> None:

@@ -39,8 +39,8 @@ class Objective(Part):
     uses_companion: ClassVar[bool] = False
     """Whether :meth:`step` trains a second model (:attr:`LocalUpdate.companion`)."""
     weighs_classes: ClassVar[bool] = False
-    """Whether :meth:`loss` has the cross-entropy by :func:`fedpriv.objectives.cross_entropy.cross_entropy`, which heeds
-    ``train.class_weights``; a class that defines :meth:`loss` anew declares it anew."""
+    """Whether :meth:`loss` reads labels through :func:`fedpriv.objectives.cross_entropy.label_loss` alone, which heeds
+    ``train.class_weights`` and takes numbers; a class that defines :meth:`loss` anew declares it anew."""
     decomposes: ClassVar[bool] = True
     """Whether the loss is a mean over samples, so that a batch may be processed in chunks (``train.accumulate``)."""
 
@@ -81,13 +81,25 @@ class Objective(Part):
             return f"objective {self.name} has its own step, which needs the whole batch"
         return ""
 
+    @classmethod
+    def why_classes(cls) -> str:
+        """Why labels must be classes, and cannot be numbers; empty: they can."""
+        if cls.needs_classes or not cls.labels or cls._by_label_loss():
+            return cls.needs_classes
+        return "its loss has no squared error"
+
+    @classmethod
+    def _by_label_loss(cls) -> bool:
+        """Whether :attr:`weighs_classes` is declared by the class that defines :meth:`loss`, or by one that inherits it."""
+        declaring, defining = (next(kind for kind in cls.__mro__ if name in vars(kind)) for name in ("weighs_classes", "loss"))
+        return cls.weighs_classes and issubclass(declaring, defining)
+
     def _check_class_weights(self, private: bool) -> None:
         """Raise :class:`UsageError` unless this objective weighs classes (``train.class_weights``)."""
-        declaring, defining = (
-            next(kind for kind in type(self).__mro__ if name in vars(kind)) for name in ("weighs_classes", "loss")
-        )
         why = ""
-        if not self.weighs_classes or not issubclass(declaring, defining):
+        if self.context.numbers:
+            why = "the labels are numbers, and no classes"
+        elif not self._by_label_loss():
             why = f"the loss of objective {self.name} has no cross-entropy in which classes have weights"
         elif private:
             why = "privacy.level sample takes the gradient of each sample alone, in which a weight has no effect"

@@ -1,4 +1,4 @@
-"""Cross-entropy on the labels, FedAvg's objective (McMahan et al., AISTATS 2017)."""
+"""The loss on the labels, FedAvg's objective (McMahan et al., AISTATS 2017): cross-entropy, or squared error of numbers."""
 
 from collections.abc import Sequence
 
@@ -33,6 +33,29 @@ def cross_entropy(step: Step) -> Tensor:
     return F.cross_entropy(logits, labels) if labels.ndim == 1 else mean_cross_entropy(logits, labels)
 
 
+@stackable
+def label_loss(step: Step) -> Tensor:
+    """The mean loss on the labels of a batch: cross-entropy of classes, squared error of numbers, which are floats."""
+    return squared_error(step.outputs.logits, step.labels) if step.labels.is_floating_point() else cross_entropy(step)
+
+
+def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Mean squared error of batches: outputs ``(..., B, 1)`` and labels ``(..., B)`` -> ``(...)``."""
+    return (outputs.squeeze(-1) - labels).square().mean(-1)
+
+
+def loss_on(outputs: Tensor, labels: Tensor, weights: Tensor | None = None, reduction: str = "mean") -> Tensor:
+    """The loss on the labels of samples: outputs ``(n, C)`` and labels ``(n,)`` -> a scalar.
+
+    Args:
+        weights: of the classes ``(C,)``.
+        reduction: ``mean`` or ``sum``.
+    """
+    if labels.is_floating_point():
+        return F.mse_loss(outputs.squeeze(-1), labels, reduction=reduction)
+    return F.cross_entropy(outputs, labels, weights, reduction=reduction)
+
+
 def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """``F.cross_entropy`` of several batches: logits ``(..., B, C)`` and labels ``(..., B)`` -> ``(...)``."""
     return -F.log_softmax(logits, -1).gather(-1, labels[..., None]).mean((-2, -1))
@@ -57,11 +80,11 @@ def balanced_weights(counts: Sequence[int]) -> Tensor:
 
 @register("cross-entropy")
 class CrossEntropy(Objective):
-    """Cross-entropy on the labels."""
+    """Cross-entropy on the labels; of labels that are numbers, the squared error."""
 
     paper = "McMahan et al., AISTATS 2017"
     weighs_classes = True
 
     @stackable
     def loss(self, step: Step) -> Tensor:
-        return cross_entropy(step)
+        return label_loss(step)

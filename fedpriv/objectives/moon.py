@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fedpriv.interfaces import LocalUpdate, Step, params, stackable
 from fedpriv.objectives import Objective, register
-from fedpriv.objectives.cross_entropy import cross_entropy
+from fedpriv.objectives.cross_entropy import label_loss
 
 _RECEIVED, _PREVIOUS = "moon.received", "moon.previous"
 
@@ -62,7 +62,7 @@ class Moon(Objective):
 
     @stackable
     def loss(self, step: Step) -> Tensor:
-        loss = cross_entropy(step)
+        loss = label_loss(step)
         if _PREVIOUS not in step.memo:
             return loss
         received, previous = (step.teacher(name).projection for name in (_RECEIVED, _PREVIOUS))

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from fedpriv.interfaces import Batch, LocalUpdate, Loss, Step, params
 from fedpriv.objectives import Objective, register
-from fedpriv.objectives.cross_entropy import cross_entropy
+from fedpriv.objectives.cross_entropy import label_loss
 from fedpriv.seeding import global_rng
 
 PREVIOUS = "siamese.previous"
@@ -129,7 +129,7 @@ class Siamese(Objective):
 
     def loss(self, step: Step) -> Tensor:
         """The loss of L (eq. 9)."""
-        total = cross_entropy(step)
+        total = label_loss(step)
         prediction = step.outputs.prediction
         if _TARGET in step.memo and prediction is not None:
             total = total - self._pull * mean_cosine(prediction, step.memo[_TARGET])

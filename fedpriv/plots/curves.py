@@ -105,7 +105,7 @@ def draw_score(axes: Axes, records: Sequence[Record], score: Score = ACCURACY) -
     for (share, points), color in zip(probed.items(), PALETTE[1:], strict=False):
         axes.plot(*zip(*points, strict=True), color=color, label=f"linear probe, {share:.0%} of the labels", **_marks(points))
     _score_axis(axes, score)
-    axes.set_ylim(0, 1.02)
+    _limit(axes, score, 1.02)
     if evaluated or probed:
         axes.legend(loc="lower right" if score.higher_is_better else "upper right")
     title = _capital(score.title)
@@ -141,7 +141,7 @@ def per_client_score(values: Sequence[float | None], path: Path, score: Score = 
         note = f" ({missing} not evaluated)" if missing else ""
         axes.set_title(f"{_capital(score.title)} of {len(known)} clients{note}")
         axes.set_xlabel("clients, from worst to best")
-        axes.set_ylim(0, 1.0)
+        _limit(axes, score, 1.0)
         axes.grid(axis="x", visible=False)
         axes.margins(x=0.01)
         _score_axis(axes, score)
@@ -263,6 +263,14 @@ def _score_axis(axes: Axes, score: Score) -> None:
     if score.in_percent:
         axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")  # as many decimals as needed
     axes.set_ylabel(f"{score.title} of clients" + (", %" if score.in_percent else ""))
+
+
+def _limit(axes: Axes, score: Score, top: float) -> None:
+    """Show the range of a score, as far as it has ends."""
+    if math.isfinite(score.high):
+        axes.set_ylim(top=top)
+    if math.isfinite(score.low):
+        axes.set_ylim(bottom=score.low)
 
 
 def _capital(title: str) -> str:

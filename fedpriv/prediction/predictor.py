@@ -13,7 +13,7 @@ from torch import Tensor
 from fedpriv.data.preprocessing.arrays import read_arrays
 from fedpriv.data.preprocessing.images import read_images, scaled
 from fedpriv.data.preprocessing.rows import Frame, encode_rows, open_rows
-from fedpriv.data.preprocessing.stored import Preprocessing
+from fedpriv.data.preprocessing.stored import PREDICTION, Preprocessing
 from fedpriv.data.preprocessing.texts import read_texts
 from fedpriv.data.tokens import tokenise
 from fedpriv.errors import FedprivError, UsageError
@@ -109,10 +109,10 @@ def _of_pairs(samples: Any) -> tuple[Any, Any]:
 
 
 def predict(logits: Callable[[Inputs], Tensor], encoded: Encoded, preprocessing: Preprocessing) -> pd.DataFrame:
-    """The predicted class of each sample, and the probability of each class.
+    """The predicted class of each sample, and the probability of each class; of a regression the predicted number.
 
     Args:
-        logits: inputs -> ``(B, C)``.
+        logits: inputs -> ``(B, C)``; of a regression ``(B, 1)``, in the label's unit.
 
     Raises:
         FedprivError: the model's outputs are not finite.
@@ -123,6 +123,8 @@ def predict(logits: Callable[[Inputs], Tensor], encoded: Encoded, preprocessing:
         outputs = in_chunks(encoded.inputs, CHUNK, logits, encoded.lengths)
     if not bool(outputs.isfinite().all()):
         raise FedprivError("the model's outputs are not finite")
+    if preprocessing.target is not None:
+        return pd.DataFrame({PREDICTION: outputs[:, 0].double().numpy()}, index=encoded.index)
     probabilities = outputs.double().softmax(1).numpy()
     columns = [[preprocessing.classes[number] for number in outputs.argmax(1).tolist()], *probabilities.T]
     return pd.DataFrame(dict(zip(preprocessing.output_columns, columns, strict=True)), index=encoded.index)

@@ -41,7 +41,8 @@ class FinalModel:
     """A model of a finished run, and how samples become its inputs.
 
     Attributes:
-        net: inputs -> logits ``(B, C)``, in evaluation mode; of pairs it takes images and texts.
+        net: inputs -> logits ``(B, C)``, of a regression numbers in the label's unit ``(B, 1)``, in evaluation mode; of pairs it
+            takes images and texts.
         tokenizer: of texts.
         about: what it is, in a line.
         notes: what the user should know of this model, a line each.
@@ -63,7 +64,8 @@ class FinalModel:
         return logits
 
     def predict(self, samples: Any, warn: Callable[[str], None]) -> pd.DataFrame:
-        """The class of each sample, and the probability of each class; :func:`fedpriv.prediction.predictor.encode` says more.
+        """The class of each sample, and the probability of each class, or the number;
+        :func:`fedpriv.prediction.predictor.encode` says how samples are given.
 
         Args:
             warn: called with lines on how the samples were read.
@@ -91,10 +93,10 @@ def final_model(folder: RunFolder, client: int | str | None = None) -> FinalMode
     config = folder.config()
     number = None if client is None else client_number(folder, config, client)
     words = None if preprocessing.text is None else preprocessing.text.words
-    config, build = SampleForm(preprocessing.input_shape, words).net(config, len(preprocessing.classes))
     # A method's models depend on nothing else that clients declare.
-    classes = len(preprocessing.classes)
-    declared = Declared(classes, range(config.data.clients), 1.0, 1)
+    classes, target = len(preprocessing.classes), preprocessing.target
+    declared = Declared(classes, range(config.data.clients), 1.0, 1, target=target)
+    config, build = SampleForm(preprocessing.input_shape, words).net(config, declared.task.outputs)
     agreement, net = agree(config, build, declared, build_transforms(config.wire.transforms), torch.device("cpu"))
     _check_trained(folder, agreement, number)
     row, constants = _server_row(folder, agreement)
@@ -109,7 +111,7 @@ def final_model(folder: RunFolder, client: int | str | None = None) -> FinalMode
         "the server's model" if number is None else f"client {number}'s"
     )
     tokenizer = None if encoder is None else encoder.tokenizer
-    return FinalModel(Plain(net, names, "classifier").eval(), preprocessing, tokenizer, about, notes)
+    return FinalModel(Plain(net, names, "classifier", target).eval(), preprocessing, tokenizer, about, notes)
 
 
 def restored_preprocessing(folder: RunFolder) -> tuple[Preprocessing, Encoder | None]:

@@ -5,8 +5,11 @@
     record.json           what holds for all messages (:class:`Facts`)
     messages.jsonl        a line for each message (:class:`Line`), in the order in which they were sent
     messages/*.safetensors  the tensors of messages, a file each; its name is free, and several lines may name one file
-    truth/CLIENT.safetensors  ``images (n, C, H, W)`` in [0, 1] and ``labels (n,)`` that a client trained on; never sent
+    truth/CLIENT.safetensors  the samples that a client trained on, and their ``labels (n,)``; never sent
     public.safetensors    the same of samples that are no client's
+
+Samples are ``images (n, C, H, W)`` in [0, 1]; or, as the net takes them, ``rows (n, F)`` of a table, or token ids
+``texts (n, L)``.
 
 A program writes a message's file before its line, so that a record that was cut by a kill is whole up to its last line.
 """
@@ -27,6 +30,7 @@ SPENT = "fedpriv.spent"
 """Name under which a client that accounts for differential privacy keeps what it spent."""
 Direction = Literal["down", "up"]
 Kind = Literal["weights", "change", "gradient"]
+Samples = Literal["images", "rows", "texts"]
 T = TypeVar("T")
 _STRICT = ConfigDict(extra="forbid")
 
@@ -36,13 +40,14 @@ class Training:
     """What is known of the clients' local training; ``None``: it is not known.
 
     Attributes:
+        optimizer: with the options that PyTorch has by default, besides those that are given here.
         local_epochs, local_steps: how long a client trains in a round; one of them.
         batch_size: ``None``: a step takes all samples of a client.
         loss: of a batch, its mean.
         augmented: whether samples are changed at random before a step.
     """
 
-    optimizer: Literal["sgd", "other"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw", "other"] = "sgd"
     lr: float | None = None
     momentum: float = 0.0
     weight_decay: float = 0.0
@@ -59,11 +64,53 @@ class Training:
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"{name} {value}: above 0")
 
+    def unknown(self) -> tuple[str, ...]:
+        """What to record so that the training can be done again; empty: it can be."""
+        lacks = {
+            "lr": self.lr is None,
+            "local_epochs or local_steps": self.local_epochs is None and self.local_steps is None,
+            "an optimizer of sgd, adam or adamw": self.optimizer == "other",
+            "a loss of cross_entropy": self.loss == "other",
+            "samples that are not augmented": self.augmented,
+        }
+        return tuple(what for what, lacking in lacks.items() if lacking)
+
     def steps(self, samples: int) -> int | None:
         """The steps of a client with so many samples; ``None``: not known."""
         if self.local_epochs is None:
             return self.local_steps
         return self.local_epochs * -(-samples // (self.batch_size or samples))
+
+
+@dataclass(frozen=True, config=_STRICT)
+class NumberColumn:
+    """A column of numbers, each an entry ``(number - mean) / std`` of a row.
+
+    Attributes:
+        gaps: whether a second entry is 1 where the number is missing; the first is 0 there.
+        low, high: the range of the numbers, where it is known.
+    """
+
+    name: str
+    mean: float = 0.0
+    std: float = 1.0
+    gaps: bool = False
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, config=_STRICT)
+class CategoryColumn:
+    """A column of categories, each one-hot.
+
+    Attributes:
+        levels: those with an entry of their own.
+        other: whether there is a last entry for all other levels.
+    """
+
+    name: str
+    levels: tuple[str, ...]
+    other: bool = True
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -75,7 +122,9 @@ class Facts:
             audits the record gives the net.
         head: name of the module that is called last; ``None``: the linear layer that is called last.
         classes: number of logits.
-        input_shape: of an image, ``(C, H, W)``.
+        input_shape: of a sample: of an image ``(C, H, W)``, of a row ``(F,)``, of a text ``(L,)``, its largest number of tokens.
+        columns: of a table, in the order of their entries in a row; empty: the samples are no rows of a table.
+        encoder: of texts, a folder or hub name of transformers that has their tokenizer, or ``minilm``; ``None``: no texts.
         mean, std: of the normalisation of images in [0, 1], one number or one for each channel.
         transforms: what each upload went through, as in a config's ``wire.transforms``; ``None``: not known.
         framework: such as ``Flower 1.27``.
@@ -92,11 +141,26 @@ class Facts:
     std: tuple[float, ...] = (1.0,)
     transforms: tuple[dict[str, Any], ...] | None = ()
     framework: str = ""
+    columns: tuple[CategoryColumn | NumberColumn, ...] = ()
+    encoder: str | None = None
     format: Literal[1] = 1
 
     def __post_init__(self) -> None:
         if self.net is not None and not re.fullmatch(r"[\w.]+:[\w.]+", self.net):
             raise ValueError(f"net {self.net!r}: package.module:Name")
+        if self.columns and self.encoder is not None:
+            raise ValueError("columns and encoder: samples are rows of a table, or texts")
+        if len(self.input_shape) != (3 if self.samples == "images" else 1):
+            of = {"images": "an image, (C, H, W)", "rows": "a row, (F,)", "texts": "a text, (L,), its largest number of tokens"}
+            raise ValueError(f"input_shape {self.input_shape}: that of {of[self.samples]}")
+        width = sum(len(it.levels) + it.other if isinstance(it, CategoryColumn) else 1 + it.gaps for it in self.columns)
+        if self.columns and (width,) != self.input_shape:
+            raise ValueError(f"input_shape {self.input_shape}: the columns have {width} entries")
+
+    @property
+    def samples(self) -> Samples:
+        """What the net takes."""
+        return "rows" if self.columns else "images" if self.encoder is None else "texts"
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -105,15 +169,17 @@ class Line:
 
     Attributes:
         round: from 1.
-        client: its name, whatever the framework calls it.
+        client: its name, whatever the framework calls it; of a sum, a name of its own for each set of ``members``.
         direction: ``down``: to the client; ``up``: its answer.
         kind: what the tensors are: new weights, the change of the weights, or a gradient. Names that are whole numbers are
-            positions in the net's ``state_dict``.
+            positions in the net's ``state_dict``; those of what is sent besides the net begin with ``statistic.``.
         file: in the folder of the record.
         sha256: of the file (hex).
         num_examples: the samples that a client says it trained on.
         nbytes: what the transport carried; ``None``: not known.
         epsilon: what the client has spent with this answer, where it accounts for differential privacy.
+        members: whose answers were summed, where the server learns only their sum; the tensors are then the mean of what they
+            sent, weighted by their samples, and ``num_examples`` is of all of them.
     """
 
     round: int
@@ -125,8 +191,11 @@ class Line:
     num_examples: int | None = None
     nbytes: int | None = None
     epsilon: float | None = None
+    members: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if len(set(self.members)) != len(self.members) or (self.members and self.direction == "down"):
+            raise ValueError(f"members {self.members}: different clients, of an answer")
         if self.round < 1:
             raise ValueError(f"round {self.round}: from 1")
         if not self.client.isprintable() or not self.client:
@@ -142,11 +211,22 @@ class End:
     ended: str
 
 
+@dataclass(frozen=True, config=_STRICT)
+class Refusal:
+    """A client that answered a round with an error, such as to keep within its budget of differential privacy."""
+
+    round: int
+    client: str
+    refused: str
+
+
+_FORMS = {form.__name__ for form in (Line, End, Refusal, CategoryColumn, NumberColumn)}
+"""Which of several forms was tried; a reader of the error knows."""
 _FACTS: TypeAdapter[Facts] = TypeAdapter(Facts)
-_LINE: TypeAdapter[Line | End] = TypeAdapter(Line | End)
+_LINE: TypeAdapter[Line | End | Refusal] = TypeAdapter(Line | End | Refusal)
 
 
-def to_text(values: Facts | Line | End) -> str:
+def to_text(values: Facts | Line | End | Refusal) -> str:
     """JSON on one line."""
     return json.dumps(asdict(values))
 
@@ -169,7 +249,7 @@ def facts_of(text: str) -> Facts:
     return _checked(lambda: _FACTS.validate_json(text))
 
 
-def line_of(text: str) -> Line | End:
+def line_of(text: str) -> Line | End | Refusal:
     """As :func:`facts_of`, of a line."""
     return _checked(lambda: _LINE.validate_json(text))
 
@@ -179,6 +259,6 @@ def _checked(validate: Callable[[], T]) -> T:
         return validate()
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part not in ("Line", "End"))
+        where = ".".join(str(part) for part in first["loc"] if part not in _FORMS)
         message = first["msg"].removeprefix("Value error, ")
         raise ValueError(f"{where}: {message}" if where else message) from None

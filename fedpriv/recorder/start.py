@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ def recording(
     transforms: Sequence[Mapping[str, Any]] | None = (),
     name: str | None = None,
     framework: str = "",
+    columns: Sequence[Any] = (),
+    encoder: str | None = None,
 ) -> Recording:
     """Record a federation that runs in any training loop, so that :func:`fedpriv.audit` can audit it.
 
@@ -42,7 +45,7 @@ def recording(
     Args:
         folder: it is made; one that holds this run's record is continued, so several processes may write into it.
         classes: number of logits.
-        input_shape: of an image, ``(C, H, W)``.
+        input_shape: of a sample: of an image ``(C, H, W)``, of a row ``(F,)``, of a text ``(L,)``, its largest number of tokens.
         net: ``package.module:Name`` of a class or function that returns the net, or the class or function itself, if it can be
             imported; ``None``: whoever audits the record gives the net.
         arguments: with which the net is built, by name.
@@ -51,6 +54,10 @@ def recording(
         mean, std: of the normalisation of images in [0, 1], one number or one for each channel.
         transforms: what each upload went through, as in a config's ``wire.transforms``; ``None``: not known.
         name: of the run; ``None``: that of the folder.
+        columns: of a table, in the order of their entries in a row: ``{"name": "age", "mean": 40.0, "std": 12.0}`` or
+            ``{"name": "sex", "levels": ["f", "m"]}``, see :class:`fedpriv.recorder.layout.NumberColumn` and
+            :class:`fedpriv.recorder.layout.CategoryColumn`; those of :func:`fedpriv.audit_update` will do, too.
+        encoder: of texts, a folder or hub name of transformers that has their tokenizer, or ``minilm``.
 
     Raises:
         UsageError: an argument is not of this form, or the folder holds another record.
@@ -70,6 +77,8 @@ def recording(
         "std": tuple(std),
         "transforms": None if transforms is None else tuple(map(dict, transforms)),
         "framework": framework,
+        "columns": tuple(asdict(column) if is_dataclass(column) else column for column in columns),  # type: ignore[arg-type]
+        "encoder": encoder,
     }
     try:
         facts: Facts = facts_from(values)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
-import warnings
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fedpriv.errors import UsageError
 from fedpriv.recorder import layout
-from fedpriv.recorder.layout import Direction, End, Facts, Kind, Line
+from fedpriv.recorder.layout import Direction, End, Facts, Kind, Line, Refusal
+from fedpriv.untrusted.notes import note
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +49,18 @@ class Recording:
         except FileExistsError:
             if layout.facts_of(path.read_text(encoding="utf-8")) != self.facts:
                 raise UsageError(f"{self.folder} holds the record of another run; give an empty folder") from None
+            self._end_cut_line()
+
+    def _end_cut_line(self) -> None:
+        """End a line that a kill cut off, so that the next one stands alone. After a line of another process this adds an empty
+        one."""
+        path = self.folder / layout.LINES
+        if path.exists() and path.stat().st_size:
+            with path.open("rb") as file:
+                file.seek(-1, os.SEEK_END)
+                is_cut = file.read() != b"\n"
+            if is_cut:
+                self._append("")
 
     def sent(self, round: int, client: str | int, tensors: Tensors, *, nbytes: int | None = None) -> None:
         """Record what the server sent to a client: the weights at which its local training begins."""
@@ -72,18 +86,46 @@ class Recording:
         """
         self._message("up", round, client, tensors, kind, num_examples, nbytes, epsilon)
 
-    def truth(self, client: str | int, images: Any, labels: Any) -> None:
+    def summed(
+        self,
+        round: int,
+        members: Sequence[str | int],
+        tensors: Tensors,
+        *,
+        kind: Kind = "weights",
+        num_examples: int | None = None,
+    ) -> None:
+        """Record the sum of a round, where secure aggregation hides what single clients sent back.
+
+        Args:
+            members: the clients whose answers are in it.
+            tensors: the mean of their answers, weighted by their numbers of samples.
+            num_examples: the samples of all of them.
+        """
+        names = tuple(map(str, members))
+        self._message("up", round, f"sum of round {round}", tensors, kind, num_examples, None, members=names)
+
+    def refused(self, round: int, client: str | int, why: str) -> None:
+        """Record that a client answered a round with an error, such as to keep within its budget."""
+        if not self._ended:
+            try:
+                self._append(layout.to_text(Refusal(round, str(client), why)))
+            except OSError as error:
+                self._end(error)
+
+    def truth(self, client: str | int, samples: Any, labels: Any) -> None:
         """Keep the samples that a client trained on, to score attacks against. They are never sent.
 
         Args:
-            images: ``(n, C, H, W)`` in [0, 1], before normalisation and augmentation.
+            samples: images ``(n, C, H, W)`` in [0, 1], before normalisation and augmentation; or rows ``(n, F)`` of a table, or
+                token ids ``(n, L)``, as the net takes them.
             labels: ``(n,)`` class numbers.
         """
-        self._samples(self.folder / layout.TRUTH / f"{file_name(str(client))}.safetensors", images, labels)
+        self._samples(self.folder / layout.TRUTH / f"{file_name(str(client))}.safetensors", samples, labels)
 
-    def public(self, images: Any, labels: Any) -> None:
+    def public(self, samples: Any, labels: Any) -> None:
         """Keep samples of the same kind that are no client's: the non-members of membership inference, and the nearest copies."""
-        self._samples(self.folder / layout.PUBLIC, images, labels)
+        self._samples(self.folder / layout.PUBLIC, samples, labels)
 
     def _message(
         self,
@@ -95,25 +137,26 @@ class Recording:
         num_examples: int | None,
         nbytes: int | None,
         epsilon: float | None = None,
+        members: tuple[str, ...] = (),
     ) -> None:
         if self._ended:
             return
         data = _packed(tensors)
         digest = hashlib.sha256(data).hexdigest()
         file = f"{layout.MESSAGES}/{digest}.safetensors"
-        line = Line(round, str(client), direction, kind, file, digest, num_examples, nbytes, epsilon)
+        line = Line(round, str(client), direction, kind, file, digest, num_examples, nbytes, epsilon, members)
         try:
             self._write(self.folder / line.file, data)
             self._append(layout.to_text(line))
         except OSError as error:
             self._end(error)
 
-    def _samples(self, path: Path, images: Any, labels: Any) -> None:
+    def _samples(self, path: Path, samples: Any, labels: Any) -> None:
         if self._ended:
             return
         import torch
 
-        both = {"images": torch.as_tensor(images), "labels": torch.as_tensor(labels)}
+        both = {self.facts.samples: torch.as_tensor(samples), "labels": torch.as_tensor(labels)}
         check_samples(both, str(path.name), self.facts)
         try:
             path.parent.mkdir(exist_ok=True)
@@ -126,7 +169,7 @@ class Recording:
         """Write a file whose name is that of its content, unless it is there: a download is the same for all clients."""
         if path.exists() and path.stat().st_size == len(data):
             return
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
         try:
             part.write_bytes(data)
             part.replace(path)
@@ -137,7 +180,9 @@ class Recording:
         # One write at the end of the file: lines of several processes do not mix.
         descriptor = os.open(self.folder / layout.LINES, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(descriptor, f"{text}\n".encode())
+            line = f"{text}\n".encode()
+            if os.write(descriptor, line) < len(line):  # the disk is full, and the next write would say so
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
 
@@ -145,7 +190,7 @@ class Recording:
         """Record no more, so that training goes on; the record says where it ends, as far as that can be written."""
         self._ended = True
         why = f"{type(error).__name__}: {error.strerror or error}"
-        warnings.warn(f"the record in {self.folder} ends here ({why}); training goes on", stacklevel=4)
+        note(f"the record in {self.folder} ends here ({why}); training goes on")
         with suppress(OSError):
             self._append(f"\n{layout.to_text(End(why))}")
 
@@ -165,15 +210,28 @@ def check_samples(tensors: Mapping[str, Tensor], where: str, facts: Facts) -> No
     """Check the samples of a client, or public ones.
 
     Raises:
-        UsageError: they are not images of the record's shape in [0, 1] with a class number each.
+        UsageError: they are not samples of the record's shape and range with a class number each.
     """
-    images, labels = tensors.get("images"), tensors.get("labels")
-    if images is None or labels is None or tuple(images.shape[1:]) != facts.input_shape or labels.shape != images.shape[:1]:
+    samples, labels = tensors.get(facts.samples), tensors.get("labels")
+    of_shape = (
+        samples is not None
+        and samples.ndim == 1 + len(facts.input_shape)
+        and (
+            tuple(samples.shape[1:]) == facts.input_shape
+            or (facts.samples == "texts" and samples.shape[1] <= facts.input_shape[0])
+        )
+    )
+    if samples is None or labels is None or not of_shape or labels.shape != samples.shape[:1]:
         shape = ", ".join(map(str, facts.input_shape))
-        raise UsageError(f"{where}: images (n, {shape}) and labels (n,)")
+        raise UsageError(f"{where}: {facts.samples} (n, {shape}) and labels (n,)")
     if not len(labels) or labels.is_floating_point() or not 0 <= int(labels.min()) <= int(labels.max()) < facts.classes:
         raise UsageError(f"{where}: labels are class numbers from 0 to {facts.classes - 1}, at least one")
-    if not images.is_floating_point() or not bool(((images >= 0) & (images <= 1)).all()):
+    if facts.samples == "texts":
+        if samples.is_floating_point() or int(samples.min()) < 0:
+            raise UsageError(f"{where}: texts are token ids, whole numbers from 0")
+    elif not samples.is_floating_point() or not bool(samples.isfinite().all()):
+        raise UsageError(f"{where}: {facts.samples} are finite numbers of a floating-point type")
+    elif facts.samples == "images" and not bool(((samples >= 0) & (samples <= 1)).all()):
         raise UsageError(f"{where}: images are in [0, 1], as before normalisation")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ class Score:
         higher_is_better: ``False``: it is an error.
         low, high: its range.
         in_percent: whether people read it as a share of the samples.
+        of_numbers: whether it is of predicted numbers; else it is of classes.
     """
 
     name: str
@@ -31,20 +33,25 @@ class Score:
     low: float = 0.0
     high: float = 1.0
     in_percent: bool = False
+    of_numbers: bool = False
 
     def merit(self, value: float) -> float:
         """The value with a sign by which more is better."""
         return value if self.higher_is_better else -value
 
     def shown(self, value: float | None) -> str:
-        """A value for people: ``71.3%`` or ``0.780``; ``-``: not measured."""
+        """A value for people: ``71.3%``, ``0.780`` or, without an upper end, ``48,200``; ``-``: not measured."""
         if value is None:
             return "-"
+        if self.high == math.inf:
+            return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}"
         return f"{value:.1%}" if self.in_percent else f"{value:.3f}"
 
 
 ACCURACY = Score("accuracy", "accuracy", in_percent=True)
 BALANCED_ACCURACY = Score("balanced_accuracy", "balanced accuracy", in_percent=True)
+RMSE = Score("rmse", "RMSE", higher_is_better=False, high=math.inf, of_numbers=True)
+R2 = Score("r2", "R2", low=-math.inf, of_numbers=True)
 
 SCORES: Mapping[str, Score] = {
     score.name: score
@@ -57,6 +64,10 @@ SCORES: Mapping[str, Score] = {
         Score("recall", "recall", two_classes=True, in_percent=True),
         Score("brier", "Brier score", two_classes=True, higher_is_better=False),
         Score("calibration_error", "calibration error", two_classes=True, higher_is_better=False),
+        RMSE,
+        Score("mae", "MAE", higher_is_better=False, high=math.inf, of_numbers=True),
+        Score("mse", "MSE", higher_is_better=False, high=math.inf, of_numbers=True),
+        R2,
     )
 }
 """All scores by name. ``docs/reference/scores.md`` has their definitions."""
@@ -65,30 +76,20 @@ SUMMARIES = ("weighted", "worst_tenth", "best", "std", "pooled")
 """Summaries over the clients, which follow a score's name in records; the name alone is the mean over the clients."""
 
 
-def scores_with(classes: int) -> list[Score]:
-    """The scores of a task with so many classes."""
-    return [score for score in SCORES.values() if classes == 2 or not score.two_classes]
-
-
 IMBALANCED = 2 / 3
 """Where a class has a larger share of the clients' training labels, runs are ranked by balanced accuracy unless told otherwise:
 always that class would already be right in two of three samples."""
 
 
-def score_named(name: str, classes: int | None = None) -> Score:
-    """The score of a name, as ``eval.metric`` has it.
+def beside(score: Score) -> Score:
+    """The score that people read beside the one by which runs are ranked, if it is another one: the accuracy, or R2."""
+    return R2 if score.of_numbers else ACCURACY
 
-    Args:
-        classes: of the task; ``None``: not known yet.
 
-    Raises:
-        UsageError: there is no such score, or it is none of this task.
-    """
+def score_named(name: str) -> Score:
+    """The score of a name, as ``eval.metric`` has it; :class:`UsageError` if there is none."""
     if name not in SCORES:
         raise UsageError(f"eval.metric {name!r} is no score; there are {', '.join(SCORES)}")
-    if classes is not None and SCORES[name] not in (possible := scores_with(classes)):
-        names = ", ".join(score.name for score in possible)
-        raise UsageError(f"eval.metric {name} needs two classes, and the data have {classes}; possible are {names}")
     return SCORES[name]
 
 

@@ -42,6 +42,26 @@ def scored(clients: Sequence[Predictions], classes: int) -> list[Scores]:
     ]
 
 
+def scored_numbers(clients: Sequence[Predictions]) -> list[Scores]:
+    """The scores of each client's predicted numbers, as scikit-learn has them; R2 is not defined where all labels are equal.
+
+    Args:
+        clients: the predictions of each, on one sample or more.
+    """
+    return [_of_numbers(client) for client in clients]
+
+
+def _of_numbers(client: Predictions) -> Scores:
+    weights = np.ones(len(client.labels)) if client.weights is None else client.weights
+    errors = client.predicted - client.labels
+    mse, mae = (float(np.average(part, weights=weights)) for part in (errors**2, np.abs(errors)))
+    spread = float(np.average((client.labels - np.average(client.labels, weights=weights)) ** 2, weights=weights))
+    values = {"rmse": mse**0.5, "mae": mae, "mse": mse}
+    if np.ptp(client.labels):
+        values["r2"] = 1 - mse / spread
+    return {name: value for name, value in values.items() if np.isfinite(value)}
+
+
 class _Samples:
     """The samples of all clients, one client after another.
 

@@ -13,7 +13,8 @@ from fedpriv.scores.catalogue import SCORES, Scores
 from fedpriv.scores.predictions import Predictions
 
 CustomScore = Callable[[Tensor, Tensor], float]
-"""Probabilities of the classes ``(n, C)`` float64, and labels ``(n,)`` int64 -> a number."""
+"""Probabilities of the classes ``(n, C)`` float64, and labels ``(n,)`` int64 -> a number; of a regression, predicted numbers and
+labels, both ``(n,)`` float64."""
 CustomScores = Mapping[str, CustomScore]
 
 
@@ -37,5 +38,6 @@ def custom_scored(functions: CustomScores, clients: Sequence[Predictions]) -> li
 
 def _values(functions: CustomScores, client: Predictions) -> list[tuple[str, float]]:
     assert client.logits is not None, "they are kept for this"
-    probabilities, labels = torch.softmax(client.logits.double(), 1), torch.from_numpy(client.labels)
-    return [(name, float(function(probabilities, labels))) for name, function in functions.items()]
+    labels = torch.from_numpy(client.labels)
+    given = client.logits[:, 0] if labels.is_floating_point() else torch.softmax(client.logits.double(), 1)
+    return [(name, float(function(given, labels))) for name, function in functions.items()]

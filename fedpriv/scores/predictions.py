@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -17,15 +18,16 @@ class Predictions:
     """A model's predictions on n samples, on the CPU.
 
     Attributes:
-        labels, predicted: the classes ``(n,)`` int64; predicted is the one with the highest logit.
-        accuracy: share of right predictions, by the weights.
+        labels, predicted: the classes ``(n,)`` int64; predicted is the one with the highest logit. Of a regression the numbers in
+            the labels' unit, float64.
+        accuracy: share of right predictions, by the weights; of a regression NaN.
         positive: predicted probability ``(n,)`` float64 of the second of two classes; ``None``: there are not two.
         weights: of the samples ``(n,)`` float64; ``None``: all are equal.
-        logits: ``(n, C)``, where they are kept for scores of the user's own.
+        logits: ``(n, C)``, of a regression the predicted numbers ``(n, 1)``, where they are kept for scores of the user's own.
     """
 
-    labels: NDArray[np.int64]
-    predicted: NDArray[np.int64]
+    labels: NDArray[Any]
+    predicted: NDArray[Any]
     accuracy: float
     positive: NDArray[np.float64] | None = None
     weights: NDArray[np.float64] | None = None
@@ -49,7 +51,7 @@ class Predictions:
         where = index.cpu().numpy()
         labels, predicted = self.labels[where], self.predicted[where]
         own = None if weights is None else weights.cpu()
-        accuracy = weighted_mean(torch.from_numpy(predicted == labels), own)
+        accuracy = _share_of_right(predicted, labels, own)
         positive = None if self.positive is None else self.positive[where]
         logits = None if self.logits is None else self.logits[where]
         return Predictions(labels, predicted, accuracy, positive, None if own is None else own.double().numpy(), logits)
@@ -69,11 +71,15 @@ def pooled(clients: Sequence[Predictions], sizes: Sequence[int]) -> Predictions:
     predicted = np.concatenate([client.predicted for client in clients])
     scores = [client.positive for client in clients if client.positive is not None]
     positive = np.concatenate(scores) if len(scores) == len(clients) else None
-    right = torch.from_numpy(predicted == labels)
-    accuracy = weighted_mean(right, None if weights is None else torch.from_numpy(weights))
+    accuracy = _share_of_right(predicted, labels, None if weights is None else torch.from_numpy(weights))
     logits = [client.logits for client in clients if client.logits is not None]
     kept = torch.cat(logits) if len(logits) == len(clients) else None
     return Predictions(labels, predicted, accuracy, positive, weights, kept)
+
+
+def _share_of_right(predicted: NDArray[Any], labels: NDArray[Any], weights: Tensor | None) -> float:
+    """The accuracy; of numbers NaN."""
+    return math.nan if labels.dtype.kind == "f" else weighted_mean(torch.from_numpy(predicted == labels), weights)
 
 
 def positive_of(logits: Tensor) -> Tensor | None:

@@ -95,9 +95,14 @@ class Gathered:
             raise ValueError("it does not hold the statistics of the clients") from None
 
 
-def counted_classes(config: RunConfig, classes: int) -> int:
-    """How many classes the samples of the clients are counted of: all, or none if the run does not need to know."""
-    return classes if config.train.class_weights is not None else 0
+def counted_classes(config: RunConfig, kind: SampleKind | None, classes: int) -> int:
+    """How many classes the samples of the clients are counted of: all, or none if the run does not need to know.
+
+    It does if it weighs classes; or if it has a table, which clients send statistics of, and no score by which it ranks: that
+    depends on whether classes are imbalanced.
+    """
+    ranks = kind is not None and bool(kind.columns) and config.eval.metric is None and config.privacy.level == "none"
+    return classes if ranks or config.train.class_weights is not None else 0
 
 
 def gather(clients: Respondents, kind: SampleKind, config: RunConfig, classes: int = 0) -> Gathered:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.agreement import Agreement
+from fedpriv.data.encoding import NumberColumn
 from fedpriv.files import write_atomically
 from fedpriv.models.net import Net, Outputs
 from fedpriv.samples import from_tensors, tensors
@@ -56,7 +57,7 @@ def export_model(simulation: Simulation, warn: Callable[[str], None], folder: Pa
     like = tensors(next(data.chunks("train", 1)))  # of all clients, as one may lack a modality
     # Zeros, as the exported program contains its example inputs, which must not be a client's samples.
     example = tuple(tensor.new_zeros((2, *tensor.shape[1:]), device="cpu") for tensor in like.values())
-    net = Plain(copy.deepcopy(resident.net).cpu().eval(), tuple(like), part)
+    net = Plain(copy.deepcopy(resident.net).cpu().eval(), tuple(like), part, federation.dataset.target)
     try:
         program = exported(net, example)
         with torch.no_grad():
@@ -96,13 +97,19 @@ def exported(net: Plain, example: tuple[Tensor, ...], files: Mapping[str, str] |
 
 
 class Plain(nn.Module):
-    """A net, or its encoder alone, as a function of tensors that returns one tensor."""
+    """A net, or its encoder alone, as a function of tensors that returns one tensor.
 
-    def __init__(self, net: Net, names: Sequence[str], part: Part) -> None:
+    Args:
+        target: of a regression, the column of the labels, in whose unit the returned numbers are.
+    """
+
+    def __init__(self, net: Net, names: Sequence[str], part: Part, target: NumberColumn | None = None) -> None:
         super().__init__()
-        self.net, self.names = net if part == "classifier" else net.encoder, names
+        self.net, self.names, self.target = net if part == "classifier" else net.encoder, names, target
 
     def forward(self, *parts: Tensor) -> Tensor:
         outputs = self.net(from_tensors(dict(zip(self.names, parts, strict=True))))
         out: Tensor = outputs.logits if isinstance(outputs, Outputs) else outputs
+        if self.target is not None and isinstance(outputs, Outputs):
+            return out * self.target.std + self.target.mean
         return out

@@ -17,7 +17,7 @@ from fedpriv.methods.base import Phase, Private, ServerState
 from fedpriv.models.batched.layers import ForwardContext
 from fedpriv.models.batched.stacked import Form
 from fedpriv.samples import Modality
-from fedpriv.scores.predictions import Predictions, positive_of
+from fedpriv.scores.predictions import Predictions
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.vectorized.batched_models import BatchedModels
 
@@ -73,7 +73,7 @@ class LocalTests:
         space = resident.space.restricted(entry.name for entry in resident.space.entries if entry.role != "encoder")
         most = max(1, min(MAX_HEADS, len(clients), MAX_HEAD_BYTES // max(1, space.size * resident.row.element_size())))
         rows = resident.row.new_empty(most, space.size)
-        labels, predictions = data.labels(split), dict[int, Predictions]()
+        labels, predictions, task = data.labels(split), dict[int, Predictions](), self.federation.agreement.declared.task
         for lacking, features in self.common.items():
             # Groups of similar size: clients with fewer samples are padded with samples of weight 0.
             order = sorted((client for client in clients if data.lacking(client) == lacking), key=self._work, reverse=True)
@@ -90,20 +90,9 @@ class LocalTests:
                 with torch.no_grad():
                     parts = torch.split(index, HEAD_BATCH, 1)
                     logits = torch.cat([form.from_features(ctx, features[part]).logits for part in parts], 1)
-                predicted, true = logits.argmax(2), labels[index]
-                correct = (predicted == true) * weight
-                accuracies = (correct.sum(1) / weight.sum(1)).tolist()
-                positive, (predicted, true) = positive_of(logits), (predicted.cpu(), true.cpu())
-                for number, client in enumerate(group):
-                    part = number, slice(len(held[number]))
-                    predictions[client] = Predictions(
-                        true[part].numpy(),
-                        predicted[part].numpy(),
-                        accuracies[number],
-                        None if positive is None else positive[part].numpy(),
-                        None if own[number] is None else weights[number].cpu().numpy(),
-                        logits[part].cpu() if self.keep_logits else None,
-                    )
+                sizes = [len(positions) for positions in held]
+                of_group = task.predictions_of_several(logits, labels[index], sizes, own, weight, self.keep_logits)
+                predictions.update(zip(group, of_group, strict=True))
         return predictions
 
     def predict(self, model: ClientModel, client: int) -> Predictions:
@@ -122,7 +111,8 @@ class LocalTests:
         model.space.pack(fed.method.client_state(self.state.row, kept), model.row)
         index, features = data.indices(split, client), self.common[data.lacking(client)]
         logits = [model.from_features(features[part]).logits for part in torch.split(index, TEST_CHUNK)]
-        return Predictions.of(torch.cat(logits), data.labels(split)[index], data.weights(split, client), self.keep_logits)
+        task, weights = fed.agreement.declared.task, data.weights(split, client)
+        return task.predictions(torch.cat(logits), data.labels(split)[index], weights, self.keep_logits)
 
     def _private(self, client: int) -> Private:
         return self.federation.client(client, self.store).private(self.last.get(client), self.federation.initial)

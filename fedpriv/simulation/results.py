@@ -41,7 +41,7 @@ def write_results(
     Args:
         notes: for the user, a line each.
         confusion: returns the confusion matrix ``(C, C)`` of the server's model on the server's test set, and the classes' names;
-            called if the run was scored on that set.
+            called if the run was scored on that set, by classes.
         export: writes the server's final model into a folder, and returns its description.
         chance: returns what a constant answer would score; called if clients were tested. ``None``: it is not known, as of
             clients on other machines.
@@ -125,31 +125,35 @@ class Chance:
     """What a constant answer would score.
 
     Attributes:
-        accuracy: the clients' mean accuracy with the best one.
+        accuracy: the clients' mean accuracy with the best one; ``None``: labels are numbers.
         samples: the number of their test samples.
-        scores: their mean scores with the most frequent class.
+        scores: their mean scores with the most frequent class, or the mean of the training labels.
     """
 
-    accuracy: float
-    samples: int
+    accuracy: float | None
+    samples: int | None
     scores: Mapping[str, float]
 
 
 def _chance(
     accuracy: float | None, ranked: ScoreSummary | None, metric: Score, chance: Callable[[], Chance] | None
 ) -> dict[str, Any]:
-    """``chance``: the mean accuracy of the best constant answer; ``constant``: the scores of the most frequent class.
+    """``chance``: the mean accuracy of the best constant answer; ``constant``: the scores of the most frequent class, or of the
+    mean of the training labels.
 
     ``at_chance``: whether the score that the run is ranked by is not significantly better; for accuracy, given the number of test
     samples, for another one over the clients.
     """
-    if accuracy is None or chance is None:
+    if chance is None or (accuracy is None and ranked is None):
         return {}
     constant = chance()
-    is_at_chance = at_chance(accuracy, constant.accuracy, constant.samples)
+    is_at_chance = False
+    if accuracy is not None and constant.accuracy is not None and constant.samples is not None:
+        is_at_chance = at_chance(accuracy, constant.accuracy, constant.samples)
     if metric is not ACCURACY and ranked is not None and metric.name in constant.scores:
         is_at_chance = no_better(ranked.per_client, constant.scores[metric.name], metric)
-    return {"chance": constant.accuracy, "constant": dict(constant.scores), "at_chance": is_at_chance}
+    guessed = {} if constant.accuracy is None else {"chance": constant.accuracy}
+    return {**guessed, "constant": dict(constant.scores), "at_chance": is_at_chance}
 
 
 def _last_updates(server: Server, records: Sequence[dict[str, Any]]) -> dict[int, int]:

@@ -22,6 +22,7 @@ from fedpriv.evaluation.chance import chance, constant_scores
 from fedpriv.files import Damaged
 from fedpriv.methods.build import changed_options
 from fedpriv.scores.custom import CustomScores, check_custom
+from fedpriv.scores.tasks import Classes
 from fedpriv.server.rounds import Server
 from fedpriv.simulation.executors.build import check_reachable
 from fedpriv.simulation.final_model import export_model
@@ -335,8 +336,9 @@ def _confusion(simulation: Simulation) -> tuple[Confusion, Sequence[str]]:
 
 def _chance(federation: Federation) -> Chance:
     """What a constant answer scores in the clients' tests."""
-    tests = federation.data, federation.method, federation.config, len(federation.dataset.classes)
-    return Chance(*chance(*tests), constant_scores(*tests))
+    tests, task = (federation.data, federation.method, federation.config), federation.agreement.declared.task
+    guessed = chance(*tests, task.count) if isinstance(task, Classes) else (None, None)
+    return Chance(*guessed, constant_scores(*tests, task))
 
 
 def _profile(federation: Federation, began: float) -> Profile:

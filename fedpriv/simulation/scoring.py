@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedpriv.client.model import CHUNK
 from fedpriv.client.store import ClientStore
@@ -17,10 +16,11 @@ from fedpriv.evaluation.probe_during_run import Prober
 from fedpriv.evaluation.protocols import by_client, confusion_of, global_summary, mean
 from fedpriv.methods.base import Phase, ServerState, phase
 from fedpriv.models.net import AFTER_ENCODER
+from fedpriv.objectives.cross_entropy import loss_on
 from fedpriv.samples import Modality, without
-from fedpriv.scores.computing import scored
 from fedpriv.scores.custom import CustomScores, custom_scored
 from fedpriv.scores.predictions import Predictions, pooled
+from fedpriv.scores.tasks import Classes
 from fedpriv.server.clients import Evaluation
 from fedpriv.simulation.local_tests import LocalTests
 from fedpriv.simulation.setup import Federation
@@ -62,7 +62,7 @@ class AllClientsScorer:
         clients, self.split = range(federation.config.data.clients), federation.config.eval.split
         self.sizes = [len(self.data.indices(self.split, client)) for client in clients]
         self._tested = [client for client, size in enumerate(self.sizes) if size]
-        self._classes = len(federation.dataset.classes)
+        self.task = federation.agreement.declared.task
         # If clients are tested on all test samples of their classes, they share samples, and are weighted by their training
         # samples.
         whole = self.split == "test" and federation.data.partition.test_weights is not None
@@ -92,18 +92,19 @@ class AllClientsScorer:
             self.resident.row.copy_(server.row)
             if self.split == "test":
                 logits, labels = self._global("server")
-                common[None] = Predictions.of(logits, labels, keep=bool(self.custom))
-                self._confusion = confusion_of(common[None].labels, common[None].predicted, self._classes)
-                metrics["test_loss"] = float(F.cross_entropy(logits, labels))
+                common[None] = self.task.predictions(logits, labels, keep=bool(self.custom))
+                metrics["test_loss"] = float(loss_on(logits, labels))
                 metrics |= {f"global_{name}": value for name, value in self._scores([common[None]])[0].items()}
-                metrics |= global_summary(self._confusion)
+                if isinstance(self.task, Classes):
+                    self._confusion = confusion_of(common[None].labels, common[None].predicted, self.task.count)
+                    metrics |= global_summary(self._confusion)
                 for missing, name in ALONE.items() if self.data.are_pairs else ():
                     common[missing] = self._predict("server", missing)
-                    metrics[f"global_accuracy_{name}"] = common[missing].accuracy
+                    metrics |= self._usual("global", name, [common[missing]])
                 for name, row in self.method.aggregation.extra_models(server.row, server.memory).items():
                     self.resident.row.copy_(row)
                     self.resident.space.renew_spectral_norms(self.resident.row)
-                    metrics[f"global_accuracy_{name}"] = self._predict("server").accuracy
+                    metrics |= self._usual("global", name, [self._predict("server")])
                     self.resident.row.copy_(server.row)
             if self.split != "test" or not self.data.clients_share_the_server_test_set:
                 common = {}
@@ -117,7 +118,7 @@ class AllClientsScorer:
         if config.eval.fresh_head and round == config.train.rounds:
             fresh = phase(*AFTER_ENCODER, epochs=config.eval.fresh_head)
             tested = self._each(server, last, round, [fresh])
-            metrics["accuracy_fresh_head"] = mean([tested[client].accuracy for client in self._tested]) or 0.0
+            metrics |= self._usual("", "fresh_head", [tested[client] for client in self._tested])
         if config.eval.before_merge and uploads:
             metrics |= self._before_merge(server, uploads)
         summaries, per_client = self._by_client(predictions)
@@ -129,14 +130,14 @@ class AllClientsScorer:
         scores: list[Scores | None] = [None] * len(self.sizes)
         for client, values in zip(self._tested, self._scores(clients), strict=True):
             scores[client] = values
-        summaries, per_client = by_client(scores, self._weights)
+        summaries, per_client = by_client(scores, self._weights, self.task.usual)
         if clients:
             together = pooled(clients, [self._weights[client] for client in self._tested])
             summaries |= {f"{name}_pooled": value for name, value in self._scores([together])[0].items()}
         return summaries, per_client
 
     def _scores(self, clients: Sequence[Predictions]) -> list[Scores]:
-        both = zip(scored(clients, self._classes), custom_scored(self.custom, clients), strict=True)
+        both = zip(self.task.scored(clients), custom_scored(self.custom, clients), strict=True)
         return [{**scores, **further} for scores, further in both]
 
     def confusion(self, server: ServerState) -> Confusion:
@@ -147,7 +148,8 @@ class AllClientsScorer:
         if self._confusion is None:
             self.resident.row.copy_(server.row)
             predictions = self._predict("server")
-            self._confusion = confusion_of(predictions.labels, predictions.predicted, self._classes)
+            assert isinstance(self.task, Classes), "there is no confusion of numbers"
+            self._confusion = confusion_of(predictions.labels, predictions.predicted, self.task.count)
         return self._confusion
 
     def _each(self, server: ServerState, last: Mapping[int, int], round: int, phases: Sequence[Phase]) -> dict[int, Predictions]:
@@ -174,8 +176,7 @@ class AllClientsScorer:
     def _before_merge(self, server: ServerState, uploads: Sequence[Upload]) -> dict[str, float]:
         """Mean accuracies of the uploaded models; tensors that an upload lacks (masked layers) are the server's."""
         spans = {entry.name: slice(entry.start, entry.stop) for entry in self.resident.space.entries}
-        local: list[float | None] = []
-        on_server_set: list[float | None] = []
+        local, on_server_set = list[Predictions](), list[Predictions]()
         for upload in uploads:
             client = upload.sealed.client
             assert client is not None
@@ -185,17 +186,23 @@ class AllClientsScorer:
             predictions = None
             if self.split == "test":
                 predictions = self._predict("server")
-                on_server_set.append(predictions.accuracy)
+                on_server_set.append(predictions)
             if predictions is None or lacking or not self.data.clients_share_the_server_test_set:
                 predictions = self._predict(self.split, lacking)
-            local.append(self._share_of(predictions, client).accuracy if self.sizes[client] else None)
+            if self.sizes[client]:
+                local.append(self._share_of(predictions, client))
         self.resident.row.copy_(server.row)
-        means = {"accuracy_before_merge": mean(local), "global_accuracy_before_merge": mean(on_server_set)}
-        return {name: value for name, value in means.items() if value is not None}
+        return self._usual("", "before_merge", local) | self._usual("global", "before_merge", on_server_set)
+
+    def _usual(self, whose: str, of: str, predictions: Sequence[Predictions]) -> dict[str, float]:
+        """The mean of the task's usual score of some predictions, as a metric such as ``global_accuracy_images_alone``."""
+        name = self.task.usual.name
+        value = mean([scores.get(name) for scores in self.task.scored(predictions)])
+        return {} if value is None else {"_".join(filter(None, (whose, name, of))): value}
 
     def _predict(self, pool: Whole, lacking: Modality | None = None) -> Predictions:
         """The predictions of the resident model on all samples of a pool, without a modality."""
-        return Predictions.of(*self._global(pool, lacking), keep=bool(self.custom))
+        return self.task.predictions(*self._global(pool, lacking), keep=bool(self.custom))
 
     def _global(self, pool: Whole, lacking: Modality | None = None) -> tuple[Tensor, Tensor]:
         """Logits ``(N, C)`` of the resident model on all samples of a pool, without a modality, and their labels ``(N,)``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from fedpriv.agreement import Agreement, Declared
 from fedpriv.client.client import Client
+from fedpriv.client.corrupt import CorruptClient, FlippedLabels, corrupt_clients, note_on_corruption
 from fedpriv.client.resident import Resident
 from fedpriv.client.store import ClientStore
 from fedpriv.config import RunConfig, filled, usual_share
@@ -20,7 +22,7 @@ from fedpriv.config.device import check_device
 from fedpriv.data.augmentation.augment import Augment, augmentation
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.federated import ClientData, FederatedData
-from fedpriv.data.partitions.partition import Partition, make_partition
+from fedpriv.data.partitions.partition import Partition, check_numbers, make_partition
 from fedpriv.data.sources import read_data
 from fedpriv.data.user_data.owners import owners_of, with_clients
 from fedpriv.defenses import build_transforms
@@ -72,6 +74,11 @@ class Federation:
         """The config, with every open key filled in."""
         return self.agreement.config
 
+    @cached_property
+    def corrupt(self) -> frozenset[int]:
+        """The bad clients."""
+        return corrupt_clients(self.config)
+
     @property
     def method(self) -> Method:
         """The method of the run."""
@@ -88,7 +95,11 @@ class Federation:
         Args:
             store: where it keeps its private state; ``None``: it keeps none.
         """
-        return Client(number, self.agreement, ClientData(self.places, number), store, self.augment)
+        data, corruption = ClientData(self.places, number), self.config.data.corruption
+        if number not in self.corrupt:
+            return Client(number, self.agreement, data, store, self.augment)
+        own = FlippedLabels(data, len(self.dataset.classes)) if corruption == "labels" else data
+        return CorruptClient(corruption, number, self.agreement, own, store, self.augment)
 
 
 @dataclass(frozen=True)
@@ -125,7 +136,7 @@ class Read:
 
 def _disjoint_labels(dataset: Dataset) -> str:
     """A phrase for the error, if test and training labels have no class in common; test samples go to clients by their class."""
-    trained, tested = (set(labels.tolist()) for labels in (dataset.train_labels, dataset.test_labels))
+    trained, tested = (set(labels.tolist()) for labels in dataset.strata)
     if not tested or trained & tested:
         return ""
     in_training, in_test = (", ".join(dataset.classes[label] for label in sorted(labels)[:10]) for labels in (trained, tested))
@@ -149,21 +160,25 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
         raise UsageError(f"no client holds {config.eval.split} data to be scored on{hint}")
     pooled = _pooled(loaded) if find_method(config.method.name).pools else None
     places = pooled or data
-    sizes, classes = list(places.sizes.values()), len(loaded.dataset.classes)
-    counts = data.partition.counts(loaded.dataset.train_labels.numpy(), classes).sum(0)
+    sizes, classes, target = list(places.sizes.values()), len(loaded.dataset.classes), loaded.dataset.target
+    counts = None
+    if target is None:
+        counts = tuple(data.partition.counts(loaded.dataset.train_labels.numpy(), classes).sum(0).tolist())
     declared = Declared(
-        classes, places.nonempty, sum(sizes) / len(sizes), max(sizes), lacking_modalities(config), tuple(counts.tolist())
+        classes, places.nonempty, sum(sizes) / len(sizes), max(sizes), lacking_modalities(config), counts, target=target
     )
     if loaded.statistics is not None:
         declared = replace(declared, statistics_noise=loaded.statistics.noise)
     agreement, net = settle(config, prepared.build, declared, places.sizes, places.partition, loaded.device, begun)
     resident = Resident(net, agreement.space, loaded.device)
     if uses_labels := agreement.method.objective.labels:
-        loaded.dataset.check_classes()
+        loaded.dataset.check_labels()
     if config.eval.probe != "none":
         check_probe(config, agreement.method)
     if config.eval.before_merge:
         _check_before_merge(config, agreement.method)
+    if config.data.corrupt_clients and not agreement.method.shared_names:
+        raise UsageError(f"data.corrupt_clients: method {config.method.name} merges nothing that they could spoil")
     if config.eval.fresh_head and pooled is not None:
         raise UsageError(f"eval.fresh_head trains heads at the clients, and with method {config.method.name} none trains")
     if config.eval.fresh_head and not agreement.method.objective.labels:
@@ -172,7 +187,7 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
     note = None if begun else check_trains(agreement, places.sizes)
     agreement.config = with_metric(agreement.config, declared)
     imbalance = note_on_imbalance(agreement.config, declared, loaded.dataset.classes) if uses_labels else None
-    notes = [*prepared.notes, *agreement.method.notes, *filter(None, [note, imbalance])]
+    notes = [*prepared.notes, *agreement.method.notes, *filter(None, [note, imbalance, note_on_corruption(config)])]
     prepared = replace(prepared, notes=tuple(notes))
     dataset = loaded.dataset
     augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)
@@ -184,14 +199,12 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
 
 def with_metric(config: RunConfig, declared: Declared) -> RunConfig:
     """The config with ``eval.metric``, the score that the run is ranked by: where the numbers of samples of each class are not
-    known, accuracy.
+    known, accuracy; of a regression, the RMSE.
 
     Raises:
         UsageError: the score that the config names does not suit the data.
     """
-    named, counts = config.eval.metric, declared.class_counts
-    usual = ACCURACY if counts is None else usual_score(counts)
-    score = usual if named is None else score_named(named, declared.classes)
+    score = declared.task.score(config.eval.metric, declared.class_counts)
     return config.model_copy(update={"eval": config.eval.model_copy(update={"metric": score.name})})
 
 
@@ -269,6 +282,8 @@ def read(config: RunConfig, partitioning: Partitioning | None = None, every_colu
         score_named(config.eval.metric)
     device = _device(config.device)
     build_transforms(config.wire.transforms)  # raises before data are read
+    if config.data.task == "regression" and "name" in config.data.partition.model_fields_set:
+        check_numbers(config.data)
     dataset = read_data(config.data, every_column)
     located = {"name": dataset.name, "dir": config.data.dir and config.data.dir.absolute()}
     config = config.model_copy(update={"data": config.data.model_copy(update=located)})
@@ -300,7 +315,7 @@ def prepared_inputs(parts: Read, statistics: Gathered | None = None) -> Loaded:
 
 def partition_dataset(dataset: Dataset, config: RunConfig) -> Partition:
     """The partition of a data set as the config says."""
-    labels = dataset.train_labels.numpy(), dataset.test_labels.numpy()
+    labels = [strata.numpy() for strata in dataset.strata]
     owners = owners_of(config.data, dataset.owners)
     names = dataset.classes
     return make_partition(*labels, len(names), config.data, config.data.partition.seed or 0, owners, names)

@@ -47,7 +47,10 @@ def save_mlflow_model(
     more = {"texts": _FOR_TEXTS, "images": _FOR_IMAGES}.get(preprocessing.kind, ())
     requirements = [f"{package}=={version(package).partition('+')[0]}" for package in (*_PACKAGES, *more)]
     columns = {column.name: _about(column) for column in preprocessing.columns}
-    metadata = {"description": about, "classes": list(preprocessing.classes), **({"columns": columns} if columns else {})}
+    predicted = {"classes": list(preprocessing.classes)}
+    if preprocessing.target is not None:
+        predicted = {"target": [preprocessing.target.name, _about(preprocessing.target)]}
+    metadata = {"description": about, **predicted, **({"columns": columns} if columns else {})}
     model = Model(metadata=metadata, run_id=run_id, model_id=model_id)
     model.add_flavor("pytorch", model_data=f"data/{content.name}", pytorch_version=version("torch"), code=None)
     pyfunc.save_model(
@@ -78,7 +81,8 @@ def _signature(preprocessing: Preprocessing) -> ModelSignature:
         anything = AnyType()  # type: ignore[no-untyped-call]
         inputs = Schema([ColSpec(anything, column.name) for column in preprocessing.columns])
     first, *probabilities = preprocessing.output_columns
-    return ModelSignature(inputs, Schema([ColSpec("string", first), *(ColSpec("double", name) for name in probabilities)]))
+    kind = "string" if preprocessing.target is None else "double"
+    return ModelSignature(inputs, Schema([ColSpec(kind, first), *(ColSpec("double", name) for name in probabilities)]))
 
 
 def _about(column: Column) -> str:

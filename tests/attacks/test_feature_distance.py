@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from fedpriv.attacks.scoring.feature_distance import NEEDED, STAGES, feature_dis
 from fedpriv.attacks.scoring.perceptual import Missing
 from fedpriv.attacks.scoring.scores import score
 
-installed = pytest.mark.skipif(None in map(find_spec, NEEDED), reason="without the extra fedpriv[perceptual]")
+installed = pytest.mark.extra("perceptual")
 
 
 class StandIn(nn.Module):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 
-from fedpriv.attacks.core.columns import CategoryColumn, NumberColumn, RowEncoding
-from fedpriv.attacks.scoring.row_scores import in_order, match_rows, right_cells, score_rows, typical_row
+from fedpriv.attacks.core.columns import CategoryColumn, NumberColumn, RowEncoding, made_up_rows
+from fedpriv.attacks.scoring.row_scores import in_order, match_rows, right_cells, score_rows, sure_rows, typical_row
 
 TABLE = RowEncoding(
     (NumberColumn("age", 40.0, 10.0), NumberColumn("dose", 2.0, 0.5, gaps=True), CategoryColumn("ward", ("a", "b"), other=True))
@@ -53,3 +56,50 @@ def test_the_typical_row_has_means_and_modes() -> None:
     assert TABLE.decode(typical_row(TABLE, rows)[None]) == [(50.0, None, "b")]
     rows = TABLE.encode([(30.0, 1.0, "b"), (40.0, None, "b"), (80.0, 3.0, None)])
     assert TABLE.decode(typical_row(TABLE, rows)[None]) == [(50.0, 2.0, "b")], "the mean of the numbers that are there"
+
+
+def _rows(table: RowEncoding, count: int, seed: int) -> torch.Tensor:
+    return made_up_rows(table, count, torch.Generator().manual_seed(seed))
+
+
+def _whole(rows: torch.Tensor) -> torch.Tensor:
+    """Numbers as a table of counts has them."""
+    return rows.round()
+
+
+def _determined(rows: torch.Tensor) -> torch.Tensor:
+    """The second number is the first one, nearly."""
+    return torch.cat([rows[:, :1], rows[:, :1] + 0.02 * rows[:, 1:2], rows[:, 2:]], 1)
+
+
+@pytest.mark.parametrize(("numbers", "change"), [(0, None), (2, None), (13, None), (3, _whole), (2, _determined)])
+def test_rows_that_are_right_by_chance_do_not_count(
+    numbers: int, change: Callable[[torch.Tensor], torch.Tensor] | None
+) -> None:
+    """Guesses are rows of the same table; 16 of them are matched, so that now and then one is right in every cell."""
+    table = RowEncoding((*(NumberColumn(f"n{k}") for k in range(numbers)), *(CategoryColumn(f"c{k}", ("a", "b")) for k in range(2))))
+    rows = [_rows(table, 16 if seed else 300, seed) for seed in range(201)]
+    others, *drawn = rows if change is None else list(map(change, rows))
+    whole = counted = 0
+    for true, guesses in zip(drawn[::2], drawn[1::2], strict=True):
+        shown, _ = in_order(guesses, true, table, messages=1)
+        whole += bool((hits := right_cells(shown, true, table).all(1)).any())
+        counted += bool(sure_rows(guesses, shown, true, others, table, 1).any()) and not hits.all()
+    assert counted <= 4, "of 100, at a level of at most 2 %"
+    assert whole > 50 or numbers == 13, "a share of rows alone would count them"
+
+
+def test_a_row_that_chance_hardly_explains_counts() -> None:
+    table = RowEncoding((*(NumberColumn(f"n{k}") for k in range(4)), CategoryColumn("c", ("a", "b"))))
+    true, others = _rows(table, 16, 1), _rows(table, 300, 0)
+    shown = _rows(table, 16, 2)
+    shown[3] = true[3] + 1e-3
+    assert sure_rows(shown, shown, true, others, table, 1).nonzero().flatten().tolist() == [3], "one exact row of 16"
+    near = true + 0.25
+    near[8:] = shown[8:]
+    assert int(sure_rows(near, near, true, others, table, 1).sum()) == 8, "many rows within the tolerance"
+    levels = RowEncoding(tuple(CategoryColumn(f"c{k}", tuple("abcde")) for k in range(6)))
+    true, others = _rows(levels, 16, 1), _rows(levels, 300, 0)
+    half = torch.cat([true[:8], _rows(levels, 8, 2)])
+    assert sure_rows(half, half, true, others, levels, 1)[:8].all(), "rows of levels alone count by their number"
+    assert sure_rows(true[:1], true[:1], true[:1], others, levels, 1).all(), "the only row"

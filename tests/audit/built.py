@@ -132,6 +132,7 @@ def row(
     *reasons: Reason,
     n: int = 10,
     columns: int = 5,
+    sure: int | None = None,
     by_chance: float = 1.0,
     succeeded: bool = False,
     statistic: str | None = None,
@@ -140,7 +141,8 @@ def row(
     cell = CellExample("age", "47", "46.8", "50", True)
     figures = RowFigures(
         cells=wilson(cells, n * columns), rows=wilson(whole, n), numbers=wilson(cells, n * columns), categories=None, labels=None,
-        by_chance=by_chance, example=RowExample((cell,) * columns), cpu_seconds=1.0,
+        sure=wilson(whole if sure is None else sure, n), by_chance=by_chance, example=RowExample((cell,) * columns),
+        cpu_seconds=1.0,
     )  # fmt: skip
     return RowOutcome(attack=attack, status=Status.of(succeeded, reasons), statistic=statistic, figures=figures)
 

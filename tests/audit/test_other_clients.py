@@ -106,10 +106,10 @@ def test_where_its_negative_control_fails_it_is_not_tried(kept: RunRecord, monke
     real = other_clients._scores
     shown: list[Any] = []
 
-    def seen(evidence: RunRecord, messages: Any, own: Any, pool: Any) -> Any:
+    def seen(messages: Any, own: Any, statistics: Any) -> Any:
         shown.append(messages)
         mine = len(shown) % 3 == 2  # the client's message, the own local update, the others'
-        return real(evidence, shown[-2] if mine else messages, own, pool)
+        return real(shown[-2] if mine else messages, own, statistics)
 
     monkeypatch.setattr(other_clients, "_scores", seen)
     result = membership(kept, 2, [0], shadows=4)

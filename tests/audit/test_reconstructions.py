@@ -26,7 +26,6 @@ from fedpriv.audit.images.target import Target
 from fedpriv.audit.judge.images import ran
 from fedpriv.audit.judge.known import samples_not_known
 from fedpriv.audit.record.run import RunRecord
-from fedpriv.audit.record.shadow_updates import single_samples
 from fedpriv.audit.results import Part
 from fedpriv.audit.run_audit import AuditOptions, on_images
 from fedpriv.processes import forked_in_order
@@ -45,8 +44,7 @@ def _played_once() -> Iterator[None]:
     at."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scores, "feature_distance", lambda made, true: torch.zeros(len(made)))
-        played = cache(reconstructions.single_samples)
-        patch.setattr(reconstructions, "single_samples", lambda *asked: played(*asked[:4]))
+        patch.setattr(RunRecord, "alone", cache(RunRecord.alone))
         yield
 
 
@@ -223,7 +221,7 @@ def test_a_single_client_that_diverges_leaves_its_case_open_and_the_rest_as_it_i
     evidence: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its message would have been attacked, so nothing is known of the easiest case; the attacks before it still count."""
-    monkeypatch.setattr(reconstructions, "single_samples", single_samples)  # not the local updates that were played once
+    monkeypatch.setattr(RunRecord, "alone", RunRecord.alone.__wrapped__)  # not the local updates that were played once
     monkeypatch.setattr(
         "fedpriv.audit.record.shadow_updates.ShadowUpdates.run", lambda updates, data, numbers: [None for _ in numbers]
     )

@@ -37,7 +37,7 @@ def table(**changes: Any) -> AuditedRun:
 
 
 def test_rows_count_beyond_guesses_alone() -> None:
-    whole, some, same = row(cells=50, whole=10), row(cells=35, by_chance=1e-4), row(cells=20)
+    whole, some, same = row(cells=50, whole=10), row(cells=35, by_chance=1e-4), row(cells=20, whole=2, sure=0)
     lucky, alike = row(cells=25, by_chance=0.3), RowRates(cells=wilson(50, 50), rows=wilson(10, 10))
     target = built.rows(whole, some, same, lucky)
     beyond = [rows.beyond_guesses(attack.figures, target.baselines) for attack in rows.ran(target)]
@@ -95,6 +95,8 @@ def test_sentences_give_the_rates_beside_the_guesses() -> None:
     assert "90% of the cells" in sentence and "guesses: 40%" in sentence and "6 of 10 rows right in every cell" in sentence
     (hidden,) = (sentence for sentence in run.verdict if sentence.startswith("Who knows"))
     assert "78% of the values of smoker in 32 rows" in hidden and "+28 percentage points" in hidden and "sex" not in hidden
+    chance = concluded(table(rows=(built.rows(row(cells=45, whole=6, sure=1)),)))
+    assert "6 of 10 rows right in every cell" in chance.concluded.sentence and "1 hardly by chance" in chance.concluded.sentence
     assert any("known members" in sentence for sentence in table(known_members=tuple(rows.known_members(run.rows))).verdict)
     nothing = " ".join(table().verdict)
     assert "No row behind client 2's message of round 1 was recovered" in nothing

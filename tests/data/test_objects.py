@@ -21,6 +21,7 @@ from fedpriv.data.sources import load_data
 from fedpriv.data.user_data.objects import name_of
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.simulation.setup import build
+from tests.notes import noted
 
 LABELS = np.array([0, 1, 2] * 10)
 
@@ -226,7 +227,7 @@ def test_a_run_on_objects_can_be_opened_later(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(60, 4))
     clients = {name: (x[i::3], (x[i::3, 0] > 0).astype(int)) for i, name in enumerate(("a", "b", "c"))}
     keys: dict[str, Any] = {"method": "fedavg", "rounds": 2, "tracking_uri": "none", "runs_dir": tmp_path}
-    with pytest.warns(UserWarning, match="no epsilon covers them"):
+    with noted("no epsilon covers them"):
         run = fedpriv.train(dataset=clients, **keys)
     assert run.config.data.clients == 3 and run.config.data.partition.name == "given"
     assert reopened(run.folder).dataset.hash == run.folder.facts["data_hash"]

@@ -273,6 +273,24 @@ def test_class_weights_come_from_the_counts_of_all_clients(hospitals: Path, tmp_
     assert encoding(run)["classes"] == [labels.count("no"), labels.count("yes")]
 
 
+def test_imbalanced_classes_are_noticed_by_their_counts_alone(hospitals: Path, tmp_path: Path) -> None:
+    for number, name in enumerate(HOSPITALS):
+        for split in ("train", "test"):
+            write(hospitals / name / f"{split}.csv", [*rows(number, readmitted="no")[:20], *rows(number, readmitted="yes")[:2]])
+    ranked, warnings = list[Any](), list[str]()
+    for asked in ({}, {"wire.secure_aggregation": True}, {"eval.metric": "roc_auc"}):
+        runs = (
+            apart(hospitals, tmp_path / f"apart{len(ranked)}", warnings, **asked),
+            whole(hospitals, tmp_path / f"whole{len(ranked)}", **asked),
+        )
+        if not asked.get("wire.secure_aggregation"):  # the clients' masks are their own
+            agree(*runs)
+        assert encoding(runs[0]) == encoding(runs[1])
+        ranked.append([(RunFolder.open(run).config().eval.metric, encoding(run)["classes"]) for run in runs])
+    assert ranked == [[("balanced_accuracy", [60, 6])] * 2] * 2 + [[("roc_auc", [])] * 2]
+    assert "and each class" in warnings[0] and any("90.9% of the training labels are 'no'" in line for line in warnings)
+
+
 def test_private_statistics_have_noise_that_no_seed_tells(hospitals: Path, tmp_path: Path) -> None:
     private = {"privacy.level": "sample", "privacy.target_epsilon": 8.0, "privacy.delta": 1e-3, "train.rounds": 1}
     declared = {"data.bounds": {"age": [0, 120], "pressure": [50, 250]}, "data.levels": {"sex": ["f", "m"]}}

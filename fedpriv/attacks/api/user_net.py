@@ -45,12 +45,13 @@ class UserNet:
         return re.sub(rf"(?<![\w.])(?:{known})(?!\w)", lambda match: own[match[0]], text)
 
 
-def cut(net: nn.Module, input_shape: tuple[int, ...], head: str | None = None) -> UserNet:
+def cut(net: nn.Module, input_shape: tuple[int, ...], head: str | None = None, probe: Tensor | None = None) -> UserNet:
     """Cut a net into what comes before its head, and the head.
 
     Args:
         net: maps ``(B, *input_shape)`` to logits ``(B, C)``; it is left as it is. BatchNorm counts in the mode in which it is.
         head: name of the module that is called last; ``None``: the linear layer that is called last.
+        probe: two inputs on which the parts are compared with the whole, such as token ids ``(2, L)``; ``None``: random numbers.
 
     Raises:
         ValueError: there is no such module, the net cannot be copied or does not take such inputs, or something comes after the
@@ -63,7 +64,8 @@ def cut(net: nn.Module, input_shape: tuple[int, ...], head: str | None = None) -
     modules = dict(whole.named_modules())
     if head is not None and (not head or head not in modules):
         raise ValueError(f"the net has no module {head!r} for the head; {nearest(head, [name for name in modules if name])}")
-    probe = torch.rand(2, *input_shape, generator=torch.Generator().manual_seed(0))
+    if probe is None:
+        probe = torch.rand(2, *input_shape, generator=torch.Generator().manual_seed(0))
     expected, called = _logits(whole, probe)
     parameters = list(whole.parameters())
     expected_others = _with_others(whole, parameters, probe)

@@ -267,7 +267,9 @@ class Observation:
         text: set for nets that read text; ``None`` for others.
         encoding: set for nets that read rows of a table: what the entries of a row are, on which server and clients agreed;
             ``None`` for others.
-        loss: the client's loss in words; ``None`` for a cross-entropy on labels (further terms do not matter).
+        loss: the client's loss in words; ``None`` for a cross-entropy on labels (further terms do not matter), or for the squared
+            error of numbers.
+        numbers: whether labels are numbers, of which the net predicts one, and no classes.
         altered: the effect of the message's transforms on ``shared``; every attack takes it into account.
         public: given only if the threat model allows it and there are any; else ``None``.
         control_differences: clauses on how the message differs from those of all attacks' controls; a failure is then no
@@ -297,6 +299,7 @@ class Observation:
     text: TextFacts | None = None
     encoding: RowEncoding | None = None
     loss: str | None = None
+    numbers: bool = False
     altered: Altered = UNALTERED
     public: Public | None = None
     control_differences: tuple[str, ...] = ()

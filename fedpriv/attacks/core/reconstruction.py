@@ -29,6 +29,8 @@ def require_labels(observation: Observation) -> None:
     Raises:
         Inapplicable: the client minimised something else.
     """
+    if observation.numbers:
+        raise Inapplicable("the attack needs labels that are classes, and these are numbers")
     if observation.loss is not None:
         raise Inapplicable(f"the attack needs a cross-entropy on labels, and the client minimised {observation.loss}")
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad
-from torch.nn import functional as F
 
+from fedpriv.attacks.core.labels import label_loss
 from fedpriv.attacks.core.observation import Schedule
 from fedpriv.attacks.gradients.multistep import is_bias
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""Logits ``(B, C)`` and label probabilities ``(B, C)`` -> the mean loss."""
+"""Logits ``(B, C)`` and label probabilities ``(B, C)``, or outputs ``(B, 1)`` and numbers ``(B,)`` -> the mean loss."""
 
 
 def simulate_local_update(
@@ -23,7 +23,7 @@ def simulate_local_update(
     inputs: Tensor,
     labels: Tensor,
     schedule: Schedule,
-    loss: Loss = F.cross_entropy,
+    loss: Loss = label_loss,
     shuffle: torch.Generator | None = None,
     rounded: bool = True,
 ) -> dict[str, Tensor]:
@@ -32,7 +32,7 @@ def simulate_local_update(
     Args:
         start: the initial weights of ``net``, by name.
         inputs: ``(n, C, H, W)``, normalised.
-        labels: ``(n, classes)`` probabilities.
+        labels: ``(n, classes)`` probabilities, or numbers ``(n,)``.
         shuffle: draws the sample order of every epoch, as clients do; ``None``: the given order in every epoch.
         rounded: return the difference of the weights, which are rounded after every step as a client's are, instead of the sum
             of the steps.

@@ -1,4 +1,4 @@
-"""Per-sample gradients of the cross-entropy, and the gradient of a batch."""
+"""Per-sample gradients of the loss on labels, and the gradient of a batch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional as F
 
+from fedpriv.attacks.core.labels import groups, label_loss
 from fedpriv.attacks.gradients.batching import vmap_or_loop
 
 _CHUNK = 64
@@ -34,16 +34,21 @@ class LabelledSamples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def classes(self) -> Tensor:
+        """The class of each sample ``(n,)``, see :func:`fedpriv.attacks.core.labels.groups`."""
+        return groups(self.labels)
+
     def of_class(self, label: int) -> LabelledSamples:
         """The samples of one class."""
-        which = self.labels == label
+        which = self.classes == label
         return LabelledSamples({name: tensor[which] for name, tensor in self.inputs.items()}, self.labels[which], self.joined)
 
 
 def per_sample(
     net: nn.Module, weights: Mapping[str, Tensor], names: Sequence[str], samples: LabelledSamples, memory: int
 ) -> Iterator[dict[str, Tensor]]:
-    """Per-sample gradients of the cross-entropy, in batches of tensors by name ``(b, p)``.
+    """Per-sample gradients of the loss on labels, in batches of tensors by name ``(b, p)``.
 
     Args:
         net: in evaluation mode, so that samples do not depend on each other.
@@ -58,7 +63,7 @@ def per_sample(
 
     def loss(copies: Mapping[str, Tensor], x: Mapping[str, Tensor], label: Tensor) -> Tensor:
         logits = functional_call(net, {**weights, **copies}, (samples.joined({name: x[name][None] for name in inputs}),))
-        return F.cross_entropy(logits, label[None])
+        return label_loss(logits, label[None])
 
     for start in range(0, len(samples), chunk):
         labels = samples.labels[start : start + chunk]
@@ -75,8 +80,8 @@ def per_sample(
 def batch_gradient(
     net: nn.Module, weights: Mapping[str, Tensor], names: Sequence[str], samples: LabelledSamples
 ) -> dict[str, Tensor]:
-    """The gradient of the samples' mean cross-entropy, by name ``(p,)``; arguments as for :func:`per_sample`."""
+    """The gradient of the samples' mean loss, by name ``(p,)``; arguments as for :func:`per_sample`."""
     copies = {name: weights[name].detach().clone().requires_grad_() for name in names}
     logits = functional_call(net, {**weights, **copies}, (samples.joined(samples.inputs),))
-    gradients = torch.autograd.grad(F.cross_entropy(logits, samples.labels), list(copies.values()), materialize_grads=True)
+    gradients = torch.autograd.grad(label_loss(logits, samples.labels), list(copies.values()), materialize_grads=True)
     return {name: gradient.flatten() for name, gradient in zip(names, gradients, strict=True)}

@@ -63,9 +63,9 @@ def log_likelihoods(
         Inapplicable: see there.
     """
     rows, values = prior.shape
-    labels = completed.labels.view(rows, values)[:, 0].cpu()
+    labels = completed.classes.view(rows, values)[:, 0].cpu()
     prior = _less_certain(prior)
-    shares = torch.unique(public.labels, return_counts=True)[1].double() / len(public)
+    shares = torch.unique(public.classes, return_counts=True)[1].double() / len(public)
     return [
         _likelihoods(system.informative(), prior, labels, len(public), shares)
         for system in equations(messages, completed, public, path, clip, certain)

@@ -7,7 +7,7 @@ system, exact for one step without a defence. It needs no shadow model.
 
 The regression uses what the server knows:
 
-* Its own samples of a class have a mean gradient, which is subtracted from the gradients of the class's candidates. These class
+* Its own samples of a class (all, where labels are numbers) have a mean gradient, which is subtracted from the gradients of the class's candidates. These class
   means, at the sent weights and along the server's own simulated update, are nuisance columns: they are fitted but not scored,
   since class sizes and the path of the weights say nothing about single samples.
 * The deviations of its own samples from these means stand for members that are not candidates. The likelihood decides whether
@@ -90,11 +90,11 @@ def gradient_regression(
         clip: bound on the norm of each sample's gradient (DP-SGD).
 
     Raises:
-        Inapplicable: the client minimised no cross-entropy, no parameter was shared, the attacker has no sample of a candidate's
+        Inapplicable: the client minimised no loss on labels, no parameter was shared, the attacker has no sample of a candidate's
             class, or a gradient or a message is not finite.
     """
     systems = equations(messages, candidates, public, path, clip)
-    shares = torch.unique(public.labels, return_counts=True)[1].double() / len(public)
+    shares = torch.unique(public.classes, return_counts=True)[1].double() / len(public)
     return [_scores(system, len(candidates), len(public), shares) for system in systems]
 
 
@@ -197,12 +197,12 @@ def equations(
         certain: samples that are certainly behind the messages; the means of their gradients are further columns.
     """
     if (loss := messages[0].loss) is not None:
-        raise Inapplicable(f"the client minimised {loss}, and the regression needs gradients of a cross-entropy on labels")
+        raise Inapplicable(f"the client minimised {loss}, and the regression needs gradients of a loss on labels")
     net = known_net(messages[0])[0].to(candidates.labels.device)
     names = [name for name, _ in net.named_parameters() if name in messages[0].shared]
     if not names:
         raise Inapplicable("no parameter was sent in both directions, so that the message shows no gradient")
-    if lacking := set(candidates.labels.tolist()) - set(public.labels.tolist()):
+    if lacking := set(candidates.classes.tolist()) - set(public.classes.tolist()):
         raise Inapplicable(f"the attacker has no sample of its own of class {min(lacking)}")
     path = [_normalised(messages[0], point, public) for point in path]
     sent, systems = [_Message.of(message) for message in messages], list[list[_Products]]([] for _ in messages)
@@ -244,17 +244,19 @@ def _columns(
     The columns are the deviations of candidates and of the attacker's own samples from the means of their classes, and these
     means at every point of the path; last, the means of the ``certain`` samples of each class.
     """
-    classes = torch.unique(public.labels).tolist()
+    classes = torch.unique(public.classes).tolist()
     entries = _entries(net, names, path[0], candidates, len(public))
     of_candidates, of_public = (_gradients(net, path[0], names, entries, part, clip) for part in (candidates, public))
     later = [[batch_gradient(net, point, names, public.of_class(label)) for label in classes] for point in path[1:]]
     if certain is not None:
-        held = torch.unique(certain.labels).tolist()
+        held = torch.unique(certain.classes).tolist()
         later += [[batch_gradient(net, point, names, certain.of_class(label)) for label in held] for point in path]
-    where = torch.searchsorted(torch.tensor(classes, device=public.labels.device), torch.cat([candidates.labels, public.labels]))
+    where = torch.searchsorted(
+        torch.tensor(classes, device=public.labels.device), torch.cat([candidates.classes, public.classes])
+    )
     for name in names:
         asked, own = of_candidates.pop(name).double(), of_public.pop(name).double()
-        means = torch.stack([own[public.labels == label].mean(0) for label in classes])
+        means = torch.stack([own[public.classes == label].mean(0) for label in classes])
         moved = [torch.stack([_at(mean[name], entries[name]) for mean in point]).double() for point in later]
         yield name, torch.cat([torch.cat([asked, own]) - means[where], means, *moved]), entries[name]
 

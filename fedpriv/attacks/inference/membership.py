@@ -29,7 +29,8 @@ _LEAST_SPREAD = 1e-6  # shadows may agree to the bit, and a likelihood needs a p
 
 
 def confidence(logits: Tensor, labels: Tensor) -> Array:
-    """``log p_y - log(1 - p_y)`` of every sample ``(n,)`` from logits ``(n, C)`` and labels ``(n,)`` (Carlini et al., sec. V).
+    """``log p_y - log(1 - p_y)`` of every sample ``(n,)`` from logits ``(n, C)`` and labels ``(n,)`` (Carlini et al., sec. V); of
+    labels that are numbers, minus the error of the net's output ``(n, 1)``.
 
     It falls with the loss ``-log p_y``, so a threshold on it is a threshold on the loss. Computed as ``z_y - logsumexp of the
     others``, which stays finite where p_y is almost 1.
@@ -37,10 +38,12 @@ def confidence(logits: Tensor, labels: Tensor) -> Array:
     Raises:
         ValueError: a single class, or logits that are not finite.
     """
-    if logits.shape[1] < 2:
-        raise ValueError("the confidence of a label needs at least two classes")
     if not bool(logits.isfinite().all()):
         raise ValueError("logits are not finite")
+    if labels.is_floating_point():
+        return np.asarray(-(logits.detach().double().squeeze(1) - labels.double()).abs().cpu().numpy())
+    if logits.shape[1] < 2:
+        raise ValueError("the confidence of a label needs at least two classes")
     scores = logits.detach().double()
     own = scores.gather(1, labels[:, None])
     others = scores.scatter(1, labels[:, None], -torch.inf).logsumexp(1, keepdim=True)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedpriv.attacks.core.labels import targets
 from fedpriv.attacks.core.observation import Observation, Schedule, in_clients_mode
 from fedpriv.attacks.gradients.linear import normalise_images, weight_dtype
 from fedpriv.attacks.gradients.local_update import simulate_local_update
@@ -154,12 +155,12 @@ def simulated(
     device, dtype = weight_dtype(observation)
     is_text = observation.text is not None
     inputs = samples.to(device) if is_text else normalise_images(observation, samples.to(device, dtype))
-    targets = F.one_hot(labels.to(device), observation.classes).to(dtype)
+    of_labels = targets(labels.to(device), observation.classes, dtype)
     steps = replace(schedule, batch_size=min(schedule.batch_size, len(labels)))
     net = in_clients_mode(observation.net)
     # A gradient does not have the rounding of weights, which would hide what small entries show.
     moved = simulate_local_update(
-        net, weights, list(observation.shared), inputs, targets, steps, shuffle=shuffle, rounded=observation.kind == "change"
+        net, weights, list(observation.shared), inputs, of_labels, steps, shuffle=shuffle, rounded=observation.kind == "change"
     )
     return {name: sign * change for name, change in moved.items()}
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from fedpriv.attacks.core.labels import label_loss
 from fedpriv.attacks.core.observation import Observation, SplitNet, ThreatModel, blank, in_clients_mode, state_names
 
 FEATURES = 768
@@ -119,7 +119,8 @@ def observe(
     initial_top: nn.Module | None = None,
     noise: Callable[[str, Tensor], Tensor] | None = None,
 ) -> Observation:
-    """The observation of one gradient step on ``images`` ``(n, C, H, W)`` in [0, 1]: the gradient of the mean cross-entropy.
+    """The observation of one gradient step on ``images`` ``(n, C, H, W)`` in [0, 1]: the gradient of the mean loss
+    (:func:`fedpriv.attacks.core.labels.label_loss`).
 
     Other samples, such as rows ``(n, F)``, are taken as they are.
 
@@ -135,7 +136,7 @@ def observe(
     centre, spread = (torch.tensor(v, dtype=images.dtype).view(-1, *[1] * (images.ndim - 2)) for v in (mean, std))
     parameters = dict(net.named_parameters())
     run = in_clients_mode(net)
-    loss = F.cross_entropy(run((images - centre) / spread), labels)
+    loss = label_loss(run((images - centre) / spread), labels)
     gradients = dict(zip(parameters, torch.autograd.grad(loss, list(run.parameters())), strict=True))
     shared = {name: g.detach() for name, g in gradients.items() if not (hidden and name.startswith("top."))}
     if noise is not None:

@@ -6,17 +6,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedpriv.attacks.attack import RowAttack, row_attacks
-from fedpriv.attacks.core.columns import RowEncoding
+from fedpriv.attacks.core.columns import RowEncoding, made_up_rows
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.row_reconstruction import RowReconstruction
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.row_controls import row_controls
 from fedpriv.attacks.lab.trial import NO_CONTROL, Attacker, Attempt, Mounted, NotTried, Task, Trial, difference_reasons
-from fedpriv.attacks.scoring.row_scores import RowScores, in_order, score_rows
+from fedpriv.attacks.scoring.row_scores import RowScores, in_order, score_rows, sure_rows
+from fedpriv.attacks.scoring.scores import Rate, wilson
+
+MADE_UP = 300
+"""Made-up rows whose likeness to an attack's rows is chance, where no others are known."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +30,11 @@ class RowAttempt(Attempt[RowAttack, RowReconstruction, RowScores]):
 
     Attributes:
         raw: its rows ``(n, F)``, in the order of the true ones; NaN where it found none.
+        sure: the rows that are right in every cell, and hardly by chance (:func:`sure_rows`).
     """
 
     raw: Tensor | None = None
+    sure: Rate | None = None
 
     @property
     def doubts(self) -> tuple[Reason, ...]:
@@ -50,6 +57,11 @@ class Rows(Task[RowAttack, RowReconstruction, RowAttempt]):
     labels: Tensor
     encoding: RowEncoding
     observe: Callable[[ThreatModel], list[Observation]]
+
+    @property
+    def others(self) -> Tensor:
+        """Rows of such a table that are behind no message ``(o, F)``: made-up ones."""
+        return made_up_rows(self.encoding, MADE_UP, torch.Generator().manual_seed(0)).to(self.rows)
 
     def messages(self, attacker: Attacker[RowAttack]) -> list[list[Observation]]:
         """All messages in one part, which is cheaper than several."""
@@ -77,10 +89,11 @@ class Rows(Task[RowAttack, RowReconstruction, RowAttempt]):
         assert isinstance(result, RowReconstruction), "the one part was not refused"
         raw, index = in_order(result.raw, self.rows, self.encoding, len(observed))
         guessed = result.labels[index].masked_fill(index < 0, -1)
+        sure = sure_rows(result.raw, raw, self.rows, self.others, self.encoding, len(observed))
         clauses = (*observed[0].control_differences, *harder(attacker.attack, observed[0], self.samples_behind(observed)))
         return RowAttempt(
             attacker, result, score_rows(raw, self.rows, self.encoding, guessed, self.labels), controls=mounted.controls,
-            reasons=difference_reasons(clauses), raw=raw,
+            reasons=difference_reasons(clauses), raw=raw, sure=wilson(int(sure.sum()), len(sure)),
         )  # fmt: skip
 
 
@@ -106,14 +119,16 @@ def run_row_controls(attack: RowAttack, observation: Observation, behind: int, s
     """The controls of an attack with its own options; none where it declares no setting for them.
 
     Args:
-        observation: a message to attack. The controls have its columns and classes, and as many local steps if the attack
+        observation: a message to attack. The controls have its columns and kind of labels, and as many local steps if the attack
             simulates them.
         behind: rows behind each message. The controls have as many, up to what the attack declares for such columns.
     """
     if (setting := attack.control) is None:
         return ()
     if observation.encoding is not None:
-        setting = replace(setting, encoding=observation.encoding, classes=observation.classes)
+        setting = replace(
+            setting, encoding=observation.encoding, classes=observation.classes, numbers=observation.numbers
+        )
     if setting.steps and observation.schedule is not None:
         setting = replace(setting, steps=observation.schedule.steps)
     per_message = min(behind, attack.most_rows(observation) or behind)

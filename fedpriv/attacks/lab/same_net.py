@@ -58,7 +58,7 @@ def on_same_net(
         count, generator = _sample_count(per_message), torch.Generator().manual_seed(seed)
         what, images = "photographs", photographs(count, seen.input_shape, seed)
         if (public := seen.public) is None:
-            labels = _draw_labels(count, per_message, seen.classes, generator)
+            labels = _draw_labels(count, per_message, seen, generator)
         elif len(public.images) < 2 * count:
             return False, f"{len(public.images)} public images are too few to try {attack.name} on messages of this net"
         else:  # with their labels, as the attack may have learned what images of each class look like
@@ -94,7 +94,7 @@ def sentences_on_same_net(
         assert text is not None, "it is a control of attacks on text"
         count, generator = _sample_count(per_message), torch.Generator().manual_seed(seed)
         ids = made_up([lengths[i % len(lengths)] for i in range(count)], text, frequency, generator)
-        labels = _draw_labels(count, per_message, observation.classes, generator)
+        labels = _draw_labels(count, per_message, observation, generator)
         recovered, tried, needed, what = 0, 0, math.ceil(HALF * count), "made-up sentences"
         for message, true, classes in _undefended(observation, weights, ids, labels, generator):
             with mounting():
@@ -126,7 +126,7 @@ def rows_on_same_net(
         assert encoding is not None, "it is a control of attacks on rows"
         count, generator = _sample_count(per_message), torch.Generator().manual_seed(seed)
         rows = made_up_rows(encoding, count, generator)
-        labels = _draw_labels(count, per_message, observation.classes, generator)
+        labels = _draw_labels(count, per_message, observation, generator)
         undefended = [message for message, _, _ in _undefended(observation, weights, rows, labels, generator, steps)]
         with mounting():
             raw = attack.run(undefended, seed).raw.to(rows)
@@ -173,8 +173,11 @@ def _sample_count(per_message: int) -> int:
     return max(1, MIN_SAMPLES // per_message) * per_message
 
 
-def _draw_labels(count: int, per_message: int, classes: int, generator: torch.Generator) -> Tensor:
-    """Labels ``(count,)`` that differ within each message as far as there are classes."""
+def _draw_labels(count: int, per_message: int, observation: Observation, generator: torch.Generator) -> Tensor:
+    """Labels ``(count,)`` that differ within each message as far as there are classes; or standardised numbers."""
+    if observation.numbers:
+        return torch.randn(count, generator=generator)
+    classes = observation.classes
     messages = range(count // per_message)
     return torch.cat([torch.randperm(classes, generator=generator).repeat(per_message)[:per_message] for _ in messages])
 

@@ -8,9 +8,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedpriv.attacks.core.columns import RowEncoding, made_up_rows
+from fedpriv.attacks.core.labels import targets
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, SplitNet, ThreatModel, in_clients_mode
 from fedpriv.attacks.gradients.local_update import simulate_local_update
 from fedpriv.attacks.lab.images import default_images, digits
@@ -140,6 +140,7 @@ class RowSetting:
     Attributes:
         encoding: the table's columns; controls of an audit have those of the attacked table.
         classes: of the labels.
+        numbers: whether labels are standardised numbers, and no classes; the net then has one output.
         widths: of the two hidden layers.
         smooth: whether sigmoids follow them, instead of ReLU.
         threat: what the attacker knows.
@@ -151,6 +152,7 @@ class RowSetting:
 
     encoding: RowEncoding = EXAMPLE
     classes: int = 2
+    numbers: bool = False
     widths: tuple[int, int] = (128, 64)
     smooth: bool = False
     threat: ThreatModel = ThreatModel()  # noqa: RUF009 (frozen)
@@ -163,6 +165,8 @@ class RowSetting:
         """Rows ``(n, F)`` and labels ``(n,)`` for whole messages."""
         count, generator = max(1, self.rows // self.per_message) * self.per_message, torch.Generator().manual_seed(seed)
         rows = made_up_rows(self.encoding, count, generator)
+        if self.numbers:
+            return rows, torch.randn(count, generator=generator)
         return rows, torch.randint(self.classes, (count,), generator=generator)
 
     def observations(self, rows: Tensor, labels: Tensor, seed: int, alter: Alter | None = None) -> list[Observation]:
@@ -185,7 +189,7 @@ class RowSetting:
         return messages
 
     def _observed(self, net: SplitNet, rows: Tensor, labels: Tensor) -> Observation:
-        return replace(observe(net, rows, labels, self.threat), encoding=self.encoding)
+        return replace(observe(net, rows, labels, self.threat), encoding=self.encoding, numbers=self.numbers)
 
     def _net(self, seed: int) -> SplitNet:
         hidden, then = self.widths
@@ -196,7 +200,7 @@ class RowSetting:
 def trained(observation: Observation, samples: Tensor, labels: Tensor, steps: int) -> Observation:
     """The message of a client that takes so many steps on all of the samples, as the net takes them."""
     schedule = Schedule(lr=0.1, steps=steps, batch_size=len(samples))
-    target = F.one_hot(labels, observation.classes).to(samples)
+    target = targets(labels, observation.classes, samples.dtype)
     change = simulate_local_update(
         in_clients_mode(observation.net), observation.weights, list(observation.shared), samples, target, schedule
     )

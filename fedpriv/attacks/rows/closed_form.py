@@ -30,7 +30,7 @@ from fedpriv.attacks.attack import RowAttack, register
 from fedpriv.attacks.core.columns import RowEncoding
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.options import ranged
-from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.reconstruction import Inapplicable, require_labels
 from fedpriv.attacks.core.row_reconstruction import RowReconstruction
 from fedpriv.attacks.gradients.analytic import (
     AnalyticOptions,
@@ -172,6 +172,7 @@ def exact(rows: Tensor, encoding: RowEncoding) -> Tensor:
 def single_label(observation: Observation) -> Tensor:
     """The label behind a message of one row ``(1,)``; -1 where no rule applies."""
     with suppress(Inapplicable):
+        require_labels(observation)
         return batch_labels(observation)
     return torch.tensor([-1])
 

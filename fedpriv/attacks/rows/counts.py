@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.core.observation import Observation
-from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.reconstruction import Inapplicable, require_labels
 from fedpriv.attacks.gradients.analytic import require_invertible_layers
 from fedpriv.attacks.gradients.linear import training_net
 from fedpriv.attacks.gradients.multistep import as_gradient
@@ -31,9 +31,10 @@ def label_counts(observation: Observation, rows: Tensor) -> Tensor:
     gradient's scale is not known, counts are relative to the largest.
 
     Raises:
-        Inapplicable: the attacker does not know all of the net, or no counts explain the gradient, as rows are missing or it is
+        Inapplicable: labels are numbers, the attacker does not know all of the net, or no counts explain the gradient, as rows are missing or it is
             that of several steps.
     """
+    require_labels(observation)
     check_simulation(observation)
     from scipy.optimize import nnls
 

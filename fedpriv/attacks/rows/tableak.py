@@ -26,7 +26,7 @@ from fedpriv.attacks.attack import RowAttack, register
 from fedpriv.attacks.core.columns import RowEncoding
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.options import ranged
-from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.reconstruction import Inapplicable, require_labels
 from fedpriv.attacks.core.row_reconstruction import RowReconstruction
 from fedpriv.attacks.gradients.distances import cosine
 from fedpriv.attacks.gradients.matching import Objective, build_case
@@ -76,6 +76,12 @@ class TabLeak(RowAttack):
     lr: float = 0.06
     starts: int = 30
     sweeps: int = ranged(50)
+
+    @staticmethod
+    def check(observation: Observation) -> None:
+        """See :class:`fedpriv.attacks.attack.Attack`."""
+        require_encoding(observation)
+        require_labels(observation)
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> RowReconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`. The loss is the cosine distance of the rows that are returned."""

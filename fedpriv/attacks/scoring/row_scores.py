@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from scipy.optimize import linear_sum_assignment
+from scipy.stats import binom
 from torch import Tensor
 
 from fedpriv.attacks.core.columns import CategoryColumn, RowEncoding
@@ -18,6 +19,8 @@ from fedpriv.attacks.scoring.scores import Rate, wilson
 TOLERANCE = 0.319
 """Largest error of a right number, in deviations of its column. A quarter of normally distributed numbers are as near to their
 mean."""
+BY_CHANCE = 0.01
+"""Rows, and cells, count as recovered where they are right by chance with at most this probability."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,57 @@ def score_rows(
     if guessed is not None and labels is not None and bool((guessed >= 0).any()):
         right = wilson(int((guessed == labels).sum()), len(true))
     return RowScores(right_cells(raw, true, encoding), tuple(column.name for column in encoding.columns), right)
+
+
+def sure_rows(raw: Tensor, shown: Tensor, true: Tensor, others: Tensor, encoding: RowEncoding, messages: int) -> Tensor:
+    """Which rows are right in every cell, and hardly by chance ``(n,)``.
+
+    A message that says nothing of its rows is as near to ``others``. Either so many rows are right that chance hardly makes as
+    many of others right (binomial); or the row's numbers are nearer to the true ones than chance makes those of any of ``n``
+    others (:func:`_nearer`). All rows of a target count if all are right: of few rows with few cells, not even exact ones could
+    be significant.
+
+    Args:
+        raw: the rows that an attack shows ``(m, F)``, as many for each message.
+        shown: those in the order of the true ones ``(n, F)`` (:func:`in_order`).
+        others: rows of the same table that are behind no message ``(o, F)``.
+    """
+    whole = right_cells(shown, true, encoding).all(1)
+    if not whole.any() or whole.all():
+        return whole
+    by_message = raw.view(messages, len(raw) // messages, -1)
+    alike = sum(int(torch.stack([right_cells(row, others, encoding).all(1) for row in rows]).any(0).sum()) for rows in by_message)
+    chance = (alike + 1) / (messages * len(others) + 1)
+    if binom.sf(int(whole.sum()) - 1, len(true), min(chance, 1.0)) <= BY_CHANCE:
+        return whole
+    nearer = [_nearer(row, truth, others, encoding) for row, truth in zip(shown[whole], true[whole], strict=True)]
+    sure = whole.clone()
+    sure[whole] = torch.tensor([len(true) * chance * share <= BY_CHANCE for share in nearer]).to(sure)
+    return sure
+
+
+def _nearer(row: Tensor, true: Tensor, others: Tensor, encoding: RowEncoding) -> float:
+    """How rare it is that numbers within the tolerance of a row ``(F,)`` are all as near as the true ones, or in the same step.
+
+    Numbers of a column are as likely anywhere within the tolerance, in steps of the smallest difference of two of them; numbers
+    that many rows have are as likely as others have them. Columns count once where they determine each other: as many count as
+    the others' numbers have directions that are wider than the tolerance.
+    """
+    there = [
+        at.start
+        for column, at in zip(encoding.columns, encoding.entries, strict=True)
+        if not isinstance(column, CategoryColumn) and not (column.gaps and row[at.stop - 1] > 0.5)
+    ]
+    if not there:
+        return 1.0
+    share, largest = 1.0, float((row - true)[there].abs().max())
+    for at in there:
+        steps, distances = torch.cat([others[:, at], true[at : at + 1]]).unique().diff(), (others[:, at] - row[at]).abs()
+        step = float(steps.min()) if len(steps) else torch.inf
+        alike = int((distances <= largest).sum()) / max(1, int((distances <= TOLERANCE).sum()))
+        share *= max(alike, min(1.0, max(largest, step / 2) / TOLERANCE))
+    spread = torch.linalg.eigvalsh(torch.cov(others[:, there].T.double(), correction=0).view(len(there), -1))
+    return float(share ** (int((spread > TOLERANCE**2).sum()) / len(there)))
 
 
 def typical_row(encoding: RowEncoding, reference: Tensor | None = None) -> Tensor:

@@ -2,26 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
 
+from fedpriv.attacks.core.status import Reason
+from fedpriv.audit.foreign.facts import run_facts
 from fedpriv.audit.foreign.membership import in_recorded_rounds
-from fedpriv.audit.foreign.record import FolderRecord
-from fedpriv.audit.foreign.replay import CannotReplay, Difference, compare_with_message
+from fedpriv.audit.foreign.replay import compare_with_message
+from fedpriv.audit.foreign.simulation import CannotReplay, SimulatedRecord
 from fedpriv.audit.membership.rounds import InRounds
 from fedpriv.audit.progress import Progress
-from fedpriv.audit.results import AuditedRun
+from fedpriv.audit.results import AuditedRun, Part
 from fedpriv.audit.run_audit import AuditOptions, audit_record
 
+UNKNOWN_TRANSFORMS = "the record does not say what uploads went through (transforms)"
 
-class AuditedFolder(FolderRecord):
-    """A record whose clients' members are inferred."""
 
-    def members(self, seed: int, progress: Progress) -> InRounds:
-        return in_recorded_rounds(self, seed, progress)
+class AuditedFolder(SimulatedRecord):
+    """A record whose clients are simulated only as far as the training that it declares gives their messages."""
+
+    def __init__(self, folder: Path, model: nn.Module | None = None, seed: int = 0) -> None:
+        super().__init__(folder, model, seed)
+        self.sentence, self.cannot_simulate, self.doubts = self._as_declared()
+
+    def _as_declared(self) -> tuple[str, Reason | None, tuple[str, ...]]:
+        """A sentence on whether local training is as it is declared, why clients cannot be simulated, and doubts."""
+        if self.facts.transforms is None:
+            return UNKNOWN_TRANSFORMS, Reason("not available", UNKNOWN_TRANSFORMS), (UNKNOWN_TRANSFORMS,)
+        round = self.rounds()[0]
+        client = min(self.clients(round), key=lambda client: len(self.labels(client)))
+        where = f"the message of {self.sender(round, client).named} in round {round}"
+        try:
+            difference = compare_with_message(self, round, client)
+        except CannotReplay as why:
+            clients = Reason("not available", f"clients cannot be simulated: {why}")
+            return f"local training was not done again: {why}", clients, ()
+        differs = f"done again, it differs from {where} {difference.sentence}"
+        if difference.agrees:
+            return f"local training is as the record declares: {differs}", None, ()
+        doubt = f"local training is not as the record declares: {differs}"
+        return doubt, Reason("not available", f"clients cannot be simulated: {doubt}"), (doubt,)
+
+    def members(self, options: AuditOptions, rounds: Sequence[int], progress: Progress) -> InRounds | None:
+        if self.cannot_simulate is not None:
+            return None
+        return in_recorded_rounds(self, rounds, options.membership_shadows, options.seed, progress)
+
+    def not_run(self) -> dict[Part, Reason]:
+        return {**super().not_run(), "class centres": Reason("not available", "the messages came without class centres")}
 
 
 def audit_recorded(
@@ -35,29 +66,19 @@ def audit_recorded(
     Raises:
         UsageError, Damaged: see :class:`fedpriv.audit.foreign.record.FolderRecord`.
     """
+    say("local training, done again as the record declares it")
     record = AuditedFolder(folder, model, options.seed)
     record.verify()
-    say("local training, done again as the record declares it")
-    record.doubt, sentence = _as_declared(record)
-    bare = record.run_facts()
-    ended = record.recorded.ended
-    conditions = (*bare.conditions, sentence, *([f"the record ends early: {ended}"] if ended else []))
+    bare = run_facts(record)
+    ended, cut = record.recorded.ended, record.recorded.cut
+    limits = [*_refusals(record), *([f"the record ends early: {ended}"] if ended else [])]
+    limits += [f"messages whose lines a kill or a full disk cut off are left out: {cut}"] if cut else []
+    conditions = (*bare.conditions, record.sentence, *limits)
     return audit_record(record, replace(bare, conditions=conditions), options, say)
 
 
-def _as_declared(record: FolderRecord) -> tuple[str | None, str]:
-    """Why failures of attacks are no evidence, if local training is not as it is declared, and a sentence on that; ``None``: they
-    can be."""
-    round = record.rounds()[0]
-    client = min(record.clients(round), key=lambda client: len(record.labels(client)))
-    where = f"the message of {record.sender(round, client).named} in round {round}"
-    try:
-        difference: Difference = compare_with_message(record, round, client)
-    except CannotReplay as why:
-        return None, f"local training was not done again: {why}"
-    if difference.agrees:
-        return None, f"local training is as the record declares: done again, it differs from {where} {difference.sentence}"
-    return (
-        f"local training is not as the record declares: done again, it differs from {where} {difference.sentence}",
-        f"local training is not as declared: done again, it differs from {where} {difference.sentence}",
-    )
+def _refusals(record: AuditedFolder) -> Iterator[str]:
+    if refusals := record.recorded.refusals:
+        first = refusals[0]
+        where = f"client {first.client} in round {first.round}: {first.refused}"
+        yield f"errors in place of answers: {len(refusals)}, the first of {where}"

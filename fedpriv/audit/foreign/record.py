@@ -11,27 +11,26 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.attacks.api import tensors
 from fedpriv.attacks.api.inversion import check_normalisation
-from fedpriv.attacks.api.label_rules import balanced
 from fedpriv.attacks.api.user_net import UserNet, cut
-from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
-from fedpriv.attacks.core.status import Reason
-from fedpriv.attacks.inference.labels import Samples
-from fedpriv.attacks.scoring.guessing import most_common_share
-from fedpriv.audit.record.base import Message, PlainChange, PublicImages, Record, Truth
-from fedpriv.audit.record.traffic import IN_TRANSIT, has_batch_norm, net_conditions
-from fedpriv.audit.record.update import UpdateRecord
-from fedpriv.audit.results import AuditedRun, Cost, Part, RoundTraffic, Sender, TensorInfo, Wire
+from fedpriv.attacks.core.observation import Observation, Passes, Schedule, ThreatModel
+from fedpriv.audit.foreign.samples import RecordedSamples
+from fedpriv.audit.foreign.texts import facts_of, token_probe
+from fedpriv.audit.record.base import Message, PlainChange
+from fedpriv.audit.record.statistics import RUNNING, listed
+from fedpriv.audit.record.update import UpdateRecord, code_of
+from fedpriv.audit.results import Sender, Statistic
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged
 from fedpriv.models.user_net.importing import find_user_net
 from fedpriv.recorder.reader import Recorded
 from fedpriv.wire import Transform
+from fedpriv.wire.coding import is_model
 
-NO_SHADOWS = Reason("not available", "a record has no clients to simulate")
 _HELD = 4
 """Messages that are kept in memory; each holds the net twice."""
 
@@ -44,7 +43,7 @@ class _Read:
     message: Message
 
 
-class FolderRecord(Record):
+class FolderRecord(RecordedSamples):
     """A record in a folder.
 
     Messages that can be attacked are those whose download was recorded, too, and whose client's samples were.
@@ -58,24 +57,26 @@ class FolderRecord(Record):
     """
 
     declared = True
-    cannot_simulate = NO_SHADOWS
-    doubt: str | None = None
-    """A clause on how local training differs from what is declared; ``None``: it is not known to differ."""
+    doubts: tuple[str, ...] = ()
+    """Clauses on how messages differ from those of every attack's controls."""
 
     def __init__(self, folder: Path, model: nn.Module | None = None, seed: int = 0) -> None:
-        self.recorded = Recorded(folder)
-        facts = self.facts = self.recorded.facts
-        self.name, self.seed, self.modalities = facts.name, seed, ("image",)
-        self.classes, self.input_shape = facts.classes, facts.input_shape
+        super().__init__(Recorded(folder), seed)
+        facts = self.facts
         try:
-            check_normalisation(facts.mean, facts.std, facts.input_shape[0])
+            check_normalisation(facts.mean, facts.std, facts.input_shape[0] if facts.samples == "images" else 1)
             self.model = (model or self._named_net()).cpu().float()
-            self.net: UserNet = cut(self.model, facts.input_shape, facts.head)
+            probe = None if self.encoder is None else token_probe(self.encoder, facts.input_shape[0])
+            self.net: UserNet = cut(self.model, facts.input_shape, facts.head, probe)
         except ValueError as error:
             raise UsageError(f"{folder}: {error}") from None
         if self.net.classes != facts.classes:
             raise UsageError(f"{folder}: the net returns {self.net.classes} logits, and the record has {facts.classes} classes")
+        self.text = None if self.encoder is None else facts_of(self.net, self.encoder, facts.input_shape[0])
         self.transforms: Sequence[Transform] = build_transforms(facts.transforms or ())
+        self.summed = bool(self.recorded.sums)
+        if self.summed and len(self.recorded.sums) < len(self.recorded.clients):
+            raise UsageError(f"{folder} holds sums and answers of single clients; record each into a folder of its own")
         self._number = {name: number for number, name in enumerate(self.recorded.clients)}
         self._read: Callable[[int, int], _Read] = lru_cache(_HELD)(self._reading)
         if not self._attackable:
@@ -97,7 +98,7 @@ class FolderRecord(Record):
         return [
             (round, self._number[client])
             for round, client in self.recorded.answered()
-            if client in with_truth and (round, client, "down") in self.recorded.lines
+            if client in with_truth and self.recorded.received(round, client) is not None
         ]
 
     def verify(self) -> None:
@@ -108,11 +109,7 @@ class FolderRecord(Record):
         """
         for message in self.messages():
             self._reading(*message)
-        self.public_images()
-
-    def client_name(self, client: int) -> str:
-        """The name of a client by its number."""
-        return self.recorded.clients[client]
+        self.server_labels()
 
     def messages(self, round: int | None = None, client: int | None = None) -> list[tuple[int, int]]:
         return [m for m in self._attackable if round in (None, m[0]) and client in (None, m[1])]
@@ -129,9 +126,10 @@ class FolderRecord(Record):
         down, up = (self.recorded.tensors(round, name, direction) for direction in ("down", "up"))
         assert down is not None and up is not None, "both were recorded"
         line = self.recorded.lines[round, name, "up"]
+        besides = {name: tensor for name, tensor in up.items() if not is_model(name)}
         try:
             sent = tensors.read_message(self.model, _in_order(down))
-            answer = tensors.read_message(self.model, _in_order(up))
+            answer = tensors.read_message(self.model, _in_order({name: it for name, it in up.items() if name not in besides}))
         except ValueError as error:
             raise Damaged(f"{where}: {error}") from None
         net = self._loaded(sent)
@@ -142,13 +140,15 @@ class FolderRecord(Record):
         elif line.kind == "change":
             uploaded = {key: start[key] + tensor for key, tensor in change.items()}
         truth = self.truth(client)
-        schedule = None if line.kind == "gradient" else self._schedule(line.num_examples or len(truth.labels))
+        parts, samples = len(line.members) or 1, line.num_examples or len(truth.labels)
+        schedule = None if line.kind == "gradient" else self._schedule(samples, parts)
         update = UpdateRecord(
-            name=self.name, seed=self.seed, model=net, net=self.net, sent=tensors.Message(change, answer.buffers), besides={},
-            payload=None, data=truth, schedule=schedule, mean=self.facts.mean, std=self.facts.std, public=self.public_images(),
-            transforms=self.transforms,
+            name=self.name, seed=self.seed, model=net, net=self.net, sent=tensors.Message(change, answer.buffers),
+            besides=besides, payload=None, data=truth, schedule=schedule, is_change=line.kind != "gradient", mean=self.facts.mean,
+            std=self.facts.std, public=self._public, transforms=self.transforms, encoding=self.encoding, text=self.text,
         )  # fmt: skip
-        message = Message(round, client, dict(sent.parameters), {**uploaded, **answer.buffers}, line.num_examples)
+        everything = {**uploaded, **answer.buffers, **besides}
+        message = Message(round, client, {**sent.parameters, **sent.buffers}, everything, line.num_examples, parts=parts)
         return _Read(update, message)
 
     def _loaded(self, sent: tensors.Message) -> nn.Module:
@@ -160,118 +160,88 @@ class FolderRecord(Record):
                 state[name].copy_(tensor)
         return net
 
-    def _schedule(self, samples: int) -> Schedule | None:
-        """The client's steps.
-
-        Raises:
-            UsageError: they are not known, or are not those of SGD.
-        """
+    def _schedule(self, samples: int, parts: int) -> Schedule | None:
+        """The client's steps; ``None``: they are not known, or are not those of SGD."""
         training = self.facts.training
-        steps = training.steps(samples)
+        steps = training.steps(-(-samples // parts))
         if training.optimizer != "sgd" or training.lr is None or steps is None:
-            raise UsageError(
-                f"{self.recorded.folder}: attacks read a change as that of SGD steps, and the record's training says no lr and "
-                "local_epochs or local_steps of sgd"
-            )
-        size = min(training.batch_size or samples, samples)
+            return None
+        size = min((training.batch_size or samples) * parts, samples)
         return Schedule(training.lr, steps, size, training.momentum, training.weight_decay, training.weight_decay)
 
     def sender(self, round: int, client: int) -> Sender:
-        return Sender(client, name=self.client_name(client))
+        name = self.client_name(client)
+        if self.summed:
+            members = len(self.recorded.behind(name))
+            return Sender(None, members, members)
+        return Sender(client, name=name)
 
     def observation(self, message: Message, threat: ThreatModel, what: str = "") -> Observation:
-        update = self.update(message)
-        if message.uploaded is not self.message(message.round, message.client).uploaded:  # of a simulated client
-            change = {name: message.uploaded[name] - message.received[name] for name in update.sent.parameters}
-            update = replace(update, sent=tensors.Message(change, {}))
-        seen = update.observation(message, threat, what)
-        return seen if self.doubt is None else replace(seen, control_differences=(*seen.control_differences, self.doubt))
+        update, samples = self.update(message), len(self.labels(message.client))
+        if what:
+            return update.observation(message, threat, what)
+        if message.first_update and message.num_examples is not None:  # of a simulated client
+            samples = message.num_examples
+        schedule = None if update.schedule is None else self._schedule(samples, message.parts)
+        seen = update.seen(self._change(message, update), threat, schedule, samples)
+        buffers = self.buffers(message)
+        return replace(
+            seen,
+            altered=replace(seen.altered, variance={name: it / message.parts for name, it in seen.altered.variance.items()}),
+            buffers={self.net.names[name]: tensor.float() for name, tensor in buffers.items()},
+            passes=self._passes(samples, message.parts) if buffers else None,
+            control_differences=(*seen.control_differences, *self.doubts),
+        )
+
+    def buffers(self, message: Message) -> dict[str, Tensor]:
+        """The net's buffers that a client was sent and sent back, such as running means, by the net's names."""
+        return {
+            name: message.uploaded[name]
+            for name, buffer in self.model.named_buffers()
+            if buffer.is_floating_point() and name in message.received and name in message.uploaded
+        }
+
+    def _passes(self, samples: int, parts: int) -> Passes | None:
+        """The batches of a client's training; ``None``: they are not known."""
+        training, each = self.facts.training, max(1, samples // parts)
+        steps = training.steps(each)
+        return None if steps is None else Passes(steps, min(training.batch_size or each, each))
+
+    def gradients(self, message: Message) -> list[str]:
+        return self.update(message).gradients(message)
+
+    def statistics(self) -> tuple[Statistic, ...]:
+        normal = [f"{place}." for place, module in self.model.named_modules() if isinstance(module, _BatchNorm)]
+        kinds = {
+            name: RUNNING for name, it in self.model.named_buffers() if it.is_floating_point() and name.startswith((*normal,))
+        }
+        first = self.message(*self.messages()[0]).uploaded
+        schema = {name: (code_of(tensor), tuple(tensor.shape)) for name, tensor in first.items()}
+        return listed([schema], kinds)
 
     def started(self, message: Message, what: str = "") -> Mapping[str, Tensor]:
         return self.update(message).started(message, what)
 
+    def _change(self, message: Message, update: UpdateRecord) -> Mapping[str, Tensor]:
+        """The change behind a message, or its gradient."""
+        if not message.first_update:
+            return update.sent.parameters
+        if not update.is_change:
+            return message.uploaded
+        return {name: message.uploaded[name] - tensor for name, tensor in self.start(message).items() if name in message.uploaded}
+
+    def start(self, message: Message) -> dict[str, Tensor]:
+        """The parameters at which the client began, by the net's names."""
+        return {name: parameter.detach() for name, parameter in self.update(message).model.named_parameters()}
+
     def plain_change(self, message: Message) -> PlainChange:
-        return self.update(message).plain_change(message)
+        return PlainChange(self._change(message, self.update(message)))
 
-    def truth(self, client: int) -> Truth:
-        samples = self.recorded.truth(self.client_name(client))
-        assert samples is not None, "only clients whose samples were recorded are attacked"
-        return Truth(samples["images"].float(), samples["labels"].long())
+    def holders(self) -> list[int]:
+        return list(dict.fromkeys(client for _, client in self._attackable))
 
-    def labels(self, client: int) -> Tensor:
-        return self.truth(client).labels
-
-    def set_guess(self, true: Tensor) -> float:
-        known = dict.fromkeys(client for _, client in self._attackable)
-        present = [torch.bincount(self.labels(client), minlength=self.classes) > 0 for client in known]
-        return most_common_share(torch.stack(present))
-
-    def public_images(self) -> PublicImages:
-        return self._public
-
-    @cached_property
-    def _public(self) -> PublicImages:
-        public = self.recorded.public()
-        return (None, None) if public is None else (public["images"].float(), public["labels"].long())
-
-    def public_samples(self) -> Samples | None:
-        images, labels = self.public_images()
-        if images is None or labels is None:
-            return None
-        chosen = balanced(labels, self.classes)
-        return Samples(self.normalised(images[chosen]), labels[chosen])
-
-    def normalised(self, images: Tensor) -> Tensor:
-        """Images in [0, 1] as the net takes them."""
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.facts.mean, self.facts.std))
-        return (images - mean) / std
-
-    def not_run(self) -> dict[Part, Reason]:
-        parts = super().not_run()
-        del parts["membership"]  # by the regression on gradients, which simulates no client
-        return parts
-
-    def run_facts(self) -> AuditedRun:
-        """What the record says without attacks."""
-        facts, lines = self.facts, self.recorded.lines.values()
-        rounds = sorted({line.round for line in lines})
-        traffic = [RoundTraffic(round, self._bytes(round, "up"), self._bytes(round, "down")) for round in rounds]
-        where = f" of {facts.framework}" if facts.framework else ""
-        knows = [
-            "has every recorded message",
-            "knows the architecture and the schedule of local training that the record declares",
-        ]
-        if any(line.num_examples is not None for line in lines):
-            knows.append("receives each client's number of training samples")
-        return AuditedRun(
-            source="record",
-            name=facts.name,
-            run_id=facts.name,
-            run_dir=str(self.recorded.folder),
-            method=f"recorded federation{where}",
-            title=f"A federation{where}, as it was recorded",
-            dataset=f"images of {'x'.join(map(str, facts.input_shape))}",
-            model=facts.net or type(self.model).__name__,
-            modalities=self.modalities,
-            seed=self.seed,
-            clients=len(self.recorded.clients),
-            participants=max(len([m for m in self.recorded.answered() if m[0] == round]) for round in rounds),
-            rounds=len(rounds),
-            defence=tuple(str(transform) for transform in self.transforms),
-            cost=Cost(bytes_up=sum(it.bytes_up for it in traffic), bytes_down=sum(it.bytes_down for it in traffic)),
-            wire=Wire(tuple(self._tensors()), rounds=tuple(traffic)),
-            server_knows=tuple(knows),
-            outsider_knows=IN_TRANSIT,
-            conditions=net_conditions(self.net.split),
-            batch_norm=has_batch_norm(self.net.split),
-        )
-
-    def _bytes(self, round: int, direction: str) -> int:
-        lines = [line for line in self.recorded.lines.values() if (line.round, line.direction) == (round, direction)]
-        return sum(line.nbytes or (self.recorded.folder / line.file).stat().st_size for line in lines)
-
-    def _tensors(self) -> list[TensorInfo]:
-        return list(self.update(self.message(*self._attackable[0])).tensor_infos())
+    def parameters(self) -> list[str]:
+        return [name for name, _ in self.model.named_parameters()]
 
 
 def _in_order(given: Mapping[str, Tensor]) -> Mapping[str, Tensor] | Sequence[Tensor]:

@@ -1,18 +1,14 @@
-"""The local training that a record declares, done again: with clients' samples, to check it, and with the server's own."""
+"""The local training that a record declares, done again with a client's own samples, to check it."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from fedpriv.audit.foreign.record import FolderRecord
-from fedpriv.recorder.layout import Training
+from fedpriv.audit.foreign.simulation import CannotReplay, SimulatedRecord
 
 ROUNDING = 1e-4
 """Largest relative difference of two computations of the same steps, in single precision."""
@@ -20,55 +16,6 @@ REPLAYS = 4
 """How often the training is done again, each time with the samples in another order."""
 APART = 2.0
 """By which factor a message may lie outside of what the replays span: in its distance from them, and in its length."""
-
-
-class CannotReplay(Exception):
-    """The record does not say how clients train; the message says what it lacks."""
-
-
-def check_replayable(training: Training) -> None:
-    """Check that the declared training can be done again.
-
-    Raises:
-        CannotReplay: it cannot.
-    """
-    if training.optimizer != "sgd" or training.lr is None:
-        raise CannotReplay("the record does not declare SGD with its lr")
-    if training.local_epochs is None and training.local_steps is None:
-        raise CannotReplay("the record declares neither local_epochs nor local_steps")
-    if training.loss != "cross_entropy":
-        raise CannotReplay("the record declares another loss than the cross-entropy")
-    if training.augmented:
-        raise CannotReplay("clients change samples at random before a step (augmented), and the record does not say how")
-
-
-def trained(net: nn.Module, training: Training, inputs: Tensor, labels: Tensor, seed: int) -> dict[str, Tensor]:
-    """The state of a net after a client's local training, by the net's names; the net is left as it is.
-
-    Args:
-        net: with the weights at which the client begins, in its mode.
-        inputs: ``(n, C, H, W)``, normalised.
-        labels: ``(n,)``.
-        seed: of the order of the samples, which is drawn anew in every epoch.
-
-    Raises:
-        CannotReplay: see :func:`check_replayable`.
-    """
-    check_replayable(training)
-    assert training.lr is not None
-    net = copy.deepcopy(net)
-    optimiser = torch.optim.SGD(net.parameters(), training.lr, training.momentum, weight_decay=training.weight_decay)
-    draws, steps = torch.Generator().manual_seed(seed), training.steps(len(labels))
-    size, done = training.batch_size or len(labels), 0
-    with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
-        torch.manual_seed(seed)
-        while done < (steps or 0):
-            for batch in torch.split(torch.randperm(len(labels), generator=draws), size)[: (steps or 0) - done]:
-                optimiser.zero_grad()
-                F.cross_entropy(net(inputs[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
-                optimiser.step()
-                done += 1
-    return {name: tensor.detach() for name, tensor in net.state_dict().items()}
 
 
 @dataclass(frozen=True)
@@ -108,7 +55,7 @@ class Difference:
         )
 
 
-def compare_with_message(record: FolderRecord, round: int, client: int) -> Difference:
+def compare_with_message(record: SimulatedRecord, round: int, client: int) -> Difference:
     """Train a recorded client again as it is declared, with its recorded samples, and compare its message.
 
     The order of the samples is not known. So the training is done several times in different orders: the message may be further
@@ -119,19 +66,25 @@ def compare_with_message(record: FolderRecord, round: int, client: int) -> Diffe
     """
     message = record.message(round, client)
     update, truth = record.update(message), record.truth(client)
-    if update.schedule is None:
-        raise CannotReplay("the message is a gradient")
     if message.num_examples not in (None, len(truth.labels)):
         raise CannotReplay(f"the client says it trained on {message.num_examples} samples, and {len(truth.labels)} were recorded")
-    inputs = record.normalised(truth.images)
-    replays = [trained(update.model, record.facts.training, inputs, truth.labels, seed) for seed in range(REPLAYS)]
-    before = {name: parameter.detach() for name, parameter in update.model.named_parameters()}
-    return max((_difference(name, update.sent.parameters[name], replays, before[name]) for name in update.sent.parameters),
-               key=lambda difference: difference.excess)  # fmt: skip
+    played = [record.replayed(message, number) for number in range(REPLAYS)]
+    replays = [simulated.uploaded for simulated in played if simulated is not None]
+    if len(replays) < REPLAYS:
+        raise CannotReplay("local training as it is declared diverges")
+    before = record.start(message) if update.is_change else {}
+    return max(
+        (_difference(name, change, [_less(replay[name], before.get(name)) for replay in replays])
+         for name, change in update.sent.parameters.items()),
+        key=lambda difference: difference.excess,
+    )  # fmt: skip
 
 
-def _difference(name: str, change: Tensor, replays: Sequence[Mapping[str, Tensor]], before: Tensor) -> Difference:
-    changes = [replay[name] - before for replay in replays]
+def _less(after: Tensor, before: Tensor | None) -> Tensor:
+    return after if before is None else after - before
+
+
+def _difference(name: str, change: Tensor, changes: Sequence[Tensor]) -> Difference:
     lengths = [float(other.norm()) for other in changes]
     mean = sum(lengths) / len(lengths) or 1.0
     spread = max(float((first - other).norm()) for first, other in combinations(changes, 2))

@@ -19,9 +19,6 @@ from fedpriv.audit.images.target import Target, message, of_messages
 from fedpriv.audit.judge.images import beyond_guesses
 from fedpriv.audit.progress import Say
 from fedpriv.audit.record.base import Record
-from fedpriv.audit.record.run import RunRecord
-from fedpriv.audit.record.shadow_updates import shared_out, single_samples
-from fedpriv.audit.record.views import recorded
 from fedpriv.audit.results import ControlResult, ImageOutcome, ImageTarget, Sender, TargetKind
 
 
@@ -105,16 +102,13 @@ def on_message(record: Record, round: int, client: int, seed: int, say: Say) -> 
     return Attacked(target, "message", round, record.sender(round, client), attempts)
 
 
-def on_single_images(record: RunRecord, round: int, client: int, seed: int, say: Say, most: int, workers: int = 1) -> Attacked:
+def on_single_images(record: Record, round: int, client: int, seed: int, say: Say, most: int, workers: int = 1) -> Attacked:
     """Attack the messages of simulated clients that hold one image each (:func:`fedpriv.audit.images.attempts.until_decided`)."""
-    federation, recorder = recorded(record.federation)
-    messages = single_samples(record, round, client, SINGLES, federation)
-    alone = shared_out(record, client, SINGLES)
-    truth = {owner: record.truth(owner) for owner, _ in alone}
-    title = f"clients with one image each, {len(messages)} in round {round}"
-    images, labels = (torch.stack([getattr(truth[owner], what)[at] for owner, at in alone]) for what in ("images", "labels"))
-    views = None if recorder is None else recorder.views(images)
-    target, attempts = of_messages(record, title, messages, images, labels, views), list[ImageAttempt]()
+    alone = record.alone(round, client, SINGLES)
+    truth = {owner: record.truth(owner) for owner, _ in alone.samples}
+    title = f"clients with one image each, {len(alone.messages)} in round {round}"
+    images, labels = (torch.stack([getattr(truth[owner], it)[at] for owner, at in alone.samples]) for it in ("images", "labels"))
+    target, attempts = of_messages(record, title, alone.messages, images, labels, alone.views), list[ImageAttempt]()
     for part, tried in _parts(target):
         attempts += until_decided(part, tried, seed, say, most, workers, enough=all_found(attempts))
     return Attacked(target, "single image", round, Sender(client), attempts)

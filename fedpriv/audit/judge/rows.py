@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from fedpriv.attacks.scoring.row_scores import BY_CHANCE
 from fedpriv.attacks.scoring.scores import Rate, wilson
 from fedpriv.audit.results import AuditedRun, KnownMembers, RowFigures, RowOutcome, RowRates, RowTarget, TargetKind
-
-BY_CHANCE = 0.01
-"""Cells count as recovered where guesses are right as often with at most this probability."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,8 @@ def guessed(baselines: Mapping[str, RowRates]) -> RowRates:
 
 
 def whole_rows(figures: RowFigures, baselines: Mapping[str, RowRates]) -> bool:
-    """Whether a larger share of rows was recovered in every cell than by any guess."""
-    return figures.rows.share > max((guess.rows.share for guess in baselines.values()), default=0.0)
+    """Whether rows were recovered in every cell, hardly by chance, and no guess has all of them."""
+    return figures.sure.successes > 0 and all(guess.rows.share < 1 for guess in baselines.values())
 
 
 def cells(figures: RowFigures, baselines: Mapping[str, RowRates]) -> bool:
@@ -69,8 +67,8 @@ def _merit(attack: BestRows) -> tuple[float, float]:
 
 
 def recovered(attack: BestRows) -> Rate:
-    """The rate of whole rows; where guesses recover as many, 0 of them."""
-    rate = attack.figures.rows
+    """The rate of whole rows that are hardly right by chance; where a guess has all, 0 of them."""
+    rate = attack.figures.sure
     return rate if whole_rows(attack.figures, attack.target.baselines) else none_of(rate)
 
 

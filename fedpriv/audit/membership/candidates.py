@@ -2,7 +2,7 @@
 
 Up to the attacked round no client may have trained on non-members, as the server's model would have learned them. They come from
 the data set's test split, and from the part of the training split that belongs to no client or to clients that have not taken
-part yet. They have the client's classes in its proportions; otherwise knowing the classes would be enough.
+part yet. They have the client's classes in its proportions (numbers are of one class); otherwise knowing these would be enough.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedpriv.attacks.core.labels import groups
 from fedpriv.attacks.inference.membership import Mask
 from fedpriv.data.federated import FederatedData, Split
 from fedpriv.data.user_data.owners import Owners, owners_of
@@ -57,7 +58,7 @@ def candidates(federation: Federation, round: int, client: int, seed: int = 0) -
     data = federation.data
     noise = generator(seed, round, client, "candidates")
     train, test = data.labels("train"), data.labels("server")
-    labels = torch.cat([train, test])  # positions below are in the training split followed by the test split
+    labels = groups(torch.cat([train, test]))  # positions below are in the training split followed by the test split
     owners = owners_of(federation.config.data, federation.dataset.owners)
     whose = f"that no client trained on up to round {round}" if owners is None else "of its own that it did not train on"
     unseen = _unseen(federation, round, client) if owners is None else _held_out(federation, client, owners)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-from torch import Tensor
 
-from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.gradients.per_sample import LabelledSamples
 from fedpriv.attacks.inference.gradient_regression import gradient_regression
 from fedpriv.attacks.inference.membership import Array
@@ -16,7 +12,7 @@ from fedpriv.audit.membership.member_scores import is_finite
 from fedpriv.audit.membership.other_clients import OwnUpdates, evenly
 from fedpriv.audit.record.base import Message
 from fedpriv.audit.record.run import RunRecord
-from fedpriv.audit.record.shadow_updates import ShadowResult
+from fedpriv.audit.record.shadow_updates import ShadowResult, regression_inputs
 from fedpriv.samples import from_tensors, tensors
 
 
@@ -35,37 +31,6 @@ def by_gradients(record: RunRecord, message: Message, own: ShadowResult, pool: C
     candidates, own_data = (LabelledSamples(tensors(data.inputs), data.labels, from_tensors) for data in (pool.data, pool.spare))
     scores, control_scores = gradient_regression(inputs.messages, candidates, own_data, inputs.path, inputs.clip)
     return scores, control_scores
-
-
-@dataclass(frozen=True)
-class RegressionInputs:
-    """What a regression of a message on gradients gets besides samples.
-
-    Attributes:
-        messages: the message, and as a control the upload of the server's own update.
-        path: see :func:`fedpriv.attacks.inference.gradient_regression.gradient_regression`; ``clip``: see there.
-    """
-
-    messages: tuple[Observation, Observation]
-    path: list[dict[str, Tensor]]
-    clip: float | None
-
-
-def regression_inputs(record: RunRecord, message: Message, own: ShadowResult) -> RegressionInputs:
-    """What a regression of a message gets; ``own``: the server's update of the message's round with samples of its own."""
-    attacker, privacy = record.attacker, record.config.privacy
-    simulated = message.simulated(own.uploaded)
-    observed, control = (attacker.observation(sent, ThreatModel()) for sent in (message, simulated))
-    names = attacker.victim(message).names
-    trained_to = record.federation.resident.space.unpack(own.model)
-    stand_in = {names[name]: tensor for name, tensor in trained_to.items() if name in names}
-    device = own.model.device
-    # The sent weights include constants that are never trained.
-    start = {**stand_in, **{name: tensor.to(device) for name, tensor in observed.weights.items()}}
-    end = {**start, **stand_in}
-    middle = {name: (start[name] + tensor) / 2 for name, tensor in end.items()}
-    clip = privacy.clip if privacy.level == "sample" else None
-    return RegressionInputs((observed, control), [start, middle, end], clip)
 
 
 def over_rounds(

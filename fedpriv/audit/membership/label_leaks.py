@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,7 +19,6 @@ from fedpriv.audit.judge.classes import rate_of_rules
 from fedpriv.audit.record.base import Message, Record
 from fedpriv.audit.record.earlier_updates import had_earlier_update, keeps_state
 from fedpriv.audit.record.run import RunRecord
-from fedpriv.audit.record.shadow_updates import ShadowUpdates
 from fedpriv.audit.results import Interval, LabelResult, LabelRule, Sender, ShadowLabels
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
@@ -230,7 +230,7 @@ def _statistics(record: RunRecord, message: Message) -> Iterator[tuple[str, Obse
         yield what, replace(observation, altered=replace(observation.altered, rescaled=True))
 
 
-def shadow_labels(record: RunRecord, round: int, shadows: int, seed: int) -> ShadowLabels:
+def shadow_labels(record: Record, round: int, shadows: int, seed: int) -> ShadowLabels:
     """Infer the label sets of a round's kept clients from the changes of the shared weights; needs no head and no centres.
 
     The server simulates local updates on public data (the data set's test split) with chosen label sets, and trains a classifier
@@ -246,48 +246,49 @@ def shadow_labels(record: RunRecord, round: int, shadows: int, seed: int) -> Sha
         )
     clients = record.whole_clients(round)  # as the shadows are
     messages = [record.message(round, client) for client in clients]
-    download, federation = record.store.download(round), record.federation
-    assert download is not None
-    updates = ShadowUpdates(federation, round, download, record.store.broadcast())
-    classes = len(federation.dataset.classes)
+    classes = record.classes
     noise = generator(seed, round, "label sets")
     sizes = torch.randint(1, min(MOST_LABELS, classes) + 1, (shadows,), generator=noise).tolist()
     sets = torch.zeros(shadows, classes, dtype=torch.bool)
     for row, size in zip(sets, sizes, strict=True):
         row[torch.randperm(classes, generator=noise)[:size]] = True
-    samples = messages[0].num_examples or 10 * federation.config.train.batch_size
+    samples = record.samples_behind(messages[0])
 
     def changes() -> Iterator[dict[str, Tensor]]:
-        for result in updates.run(lambda number: _public(record, sets[number], samples, number), range(shadows)):
-            if result is None:
+        data = partial(_public_like, record, sets, samples)
+        for simulated in record.shadows(round, clients[0], data, range(shadows)):
+            if simulated is None:
                 raise FedprivError(f"round {round}: the local update of a shadow client diverged, as a real one's may have")
-            yield _changes(record, messages[0].simulated(result.uploaded))
+            yield _changes(record, simulated)
 
     classifier = fit_shadows(changes(), sets)
 
     sent, true = [_changes(record, message) for message in messages], record.label_sets(clients)
-    report = score_shadows(classifier, sent, true, record.label_sets(federation.data.nonempty))
+    report = score_shadows(classifier, sent, true, record.label_sets(record.holders()))
     held = true.sum(1)
     lacks = held < classes
     wider = lacks & (held > int(sets.sum(1).max()))
     learned = sets.any(0) & ~sets.all(0)
     unlearned = lacks & ~wider & ((true != sets.all(0))[:, ~learned].any(1) | ~learned.any())
-    earlier = [keeps_state(record) and had_earlier_update(record, round, client) for client in clients]
+    earlier = [
+        isinstance(record, RunRecord) and keeps_state(record) and had_earlier_update(record, round, client) for client in clients
+    ]
     later = torch.tensor(earlier) & lacks
     return ShadowLabels(report, round, shadows, wider=int(wider.sum()), unlearned=int(unlearned.sum()), later=int(later.sum()))
 
 
-def _changes(record: RunRecord, message: Message) -> dict[str, Tensor]:
+def _changes(record: Record, message: Message) -> dict[str, Tensor]:
     """The changes of the shared parameters in the order of the net; the last ones depend most on labels."""
     change = record.plain_change(message).of
-    return {name: change[name].cpu() for name, _ in record.federation.resident.net.named_parameters() if name in change}
+    return {name: change[name].cpu() for name in record.parameters() if name in change}
 
 
-def _public(record: RunRecord, present: Tensor, samples: int, number: int) -> Split:
-    """``samples`` samples of the test split with these labels; repeated where there are fewer."""
-    data = record.federation.data
-    labels = data.labels("server")
-    positions = present.to(labels.device)[labels].nonzero().flatten()
+def _public_like(record: Record, sets: Tensor, samples: int, number: int) -> Split:
+    """``samples`` of the server's own samples with the labels of a shadow client's set; repeated where there are fewer."""
+    labels = record.server_labels()
+    positions = sets[number].to(labels.device)[labels].nonzero().flatten()
+    if not len(positions):
+        raise FedprivError("no sample of the server's own has a class of a simulated client")
     order = torch.randperm(len(positions), generator=generator(number, "shadow client")).to(positions.device)
     chosen = positions[order].repeat(-(-samples // max(1, len(positions))))[:samples]
-    return data.pick("server", chosen)
+    return record.server_samples(chosen)

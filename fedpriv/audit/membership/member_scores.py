@@ -30,7 +30,7 @@ from fedpriv.attacks.inference.running_statistics import shares_of_batches
 from fedpriv.audit.membership.candidates import Candidates
 from fedpriv.audit.membership.class_centers import TracedCenters, sends_centers
 from fedpriv.audit.membership.readings import Reading, readings
-from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.base import Message, Record
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import ShadowResult
 from fedpriv.client.model import CHUNK
@@ -126,7 +126,7 @@ def confidences(ways: Mapping[str, Reading], labels: Tensor) -> list[Statistic]:
     return [Statistic("confidence", way, by(read)) for way, read in ways.items()]
 
 
-def row_distance(record: RunRecord, message: Message, inputs: Inputs) -> Statistic:
+def row_distance(record: Record, message: Message, inputs: Inputs) -> Statistic:
     """Minus the distance of the candidates to the rows of the first shared linear layer with a bias.
 
     Raises:
@@ -135,11 +135,10 @@ def row_distance(record: RunRecord, message: Message, inputs: Inputs) -> Statist
 
     observation = record.observation(message, ThreatModel())
     rows = RowDistance.of(observation, split(_as(observation, inputs), CHUNK))
-    observe = record.attacker.observation
-    return Statistic("row distance", "", lambda uploaded: rows(observe(message.simulated(uploaded), ThreatModel())))
+    return Statistic("row distance", "", lambda uploaded: rows(record.observation(message.simulated(uploaded), ThreatModel())))
 
 
-def running_statistics(record: RunRecord, message: Message, uploaded: Uploaded, inputs: Inputs) -> Array:
+def running_statistics(record: Record, message: Message, uploaded: Uploaded, inputs: Inputs) -> Array:
     """How often each candidate seems to be among the samples behind an upload ``(n,)``; without shadows.
 
     Args:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, islice
 from typing import get_args
 
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedpriv.attacks.core.labels import groups
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference.membership import Array, Mask, Use, centred, in_every_use, random_halves
@@ -32,7 +34,7 @@ from fedpriv.audit.membership.member_scores import (
     noting,
     running_statistics,
 )
-from fedpriv.audit.membership.other_clients import OwnUpdates, against_other_clients
+from fedpriv.audit.membership.other_clients import Compared, OwnUpdates, against_other_clients
 from fedpriv.audit.membership.readings import readings
 from fedpriv.audit.record.base import Message
 from fedpriv.audit.record.run import RunRecord
@@ -136,7 +138,7 @@ def attack_client(record: RunRecord, round: int, client: int, shadows: int, seed
         for use in get_args(Use)
         if (name := statistic.attack(use)) in scores
     }
-    classes = pool.data.labels.cpu().numpy()
+    classes = groups(pool.data.labels).cpu().numpy()
     by_shadows = OfClient(pool.members, pool.samples, classes, scores, control, kinds, not_tried, diverged)
     return _without_shadows(by_shadows, record, message, client, own, pool)
 
@@ -160,19 +162,25 @@ def _without_shadows(
             )
             result.add(RUNNING, USED_BY[RUNNING], scores, control)
     if is_last:
-        # Only samples of one client and class are comparable, and half of each such group are members.
-        with noting(not_tried, FEDMIA):
-            classes = result.classes
-            if (alike := float(np.median(np.unique(classes, return_counts=True)[1]))) < FEWEST_ALIKE:
-                raise Inapplicable(
-                    f"scores are comparable within a class, and classes have {alike:g} candidates; {FEWEST_ALIKE} are needed"
-                )
-            compared = against_other_clients(record, client, pool, own_updates)
-            rounds = compared.rounds
-            for (kind, way), values in compared.scores.items():
-                both = centred(values, classes), centred(compared.control[kind, way], classes)
-                result.add(Statistic.named(kind, "FedMIA", way), (kind, "FedMIA"), *both)
+        rounds = add_fedmia(result, partial(against_other_clients, record, client, pool, own_updates))
     return replace(result, rounds=rounds)
+
+
+def add_fedmia(result: OfClient, compare: Callable[[], Compared]) -> tuple[int, ...]:
+    """Add FedMIA, or why it does not apply; return the rounds that it used."""
+    with noting(result.not_tried, FEDMIA):
+        # Only samples of one client and class are comparable, and half of each such group are members.
+        classes = result.classes
+        if (alike := float(np.median(np.unique(classes, return_counts=True)[1]))) < FEWEST_ALIKE:
+            raise Inapplicable(
+                f"scores are comparable within a class, and classes have {alike:g} candidates; {FEWEST_ALIKE} are needed"
+            )
+        compared = compare()
+        for (kind, way), values in compared.scores.items():
+            both = centred(values, classes), centred(compared.control[kind, way], classes)
+            result.add(Statistic.named(kind, "FedMIA", way), (kind, "FedMIA"), *both)
+        return compared.rounds
+    return ()
 
 
 def _before_any_training(

@@ -9,7 +9,9 @@ member. Like those of the other clients, it starts from a model that has learned
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -17,8 +19,8 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.inference.membership import Array, fedmia
 from fedpriv.attacks.inference.membership_controls import Kind
 from fedpriv.audit.membership.candidates import Candidates
-from fedpriv.audit.membership.member_scores import applicable_statistics, is_finite
-from fedpriv.audit.record.base import Message
+from fedpriv.audit.membership.member_scores import Statistic, Uploaded, applicable_statistics, is_finite
+from fedpriv.audit.record.base import Message, Record
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import ShadowResult, ShadowUpdates
 
@@ -29,6 +31,17 @@ MOST = 16
 
 Scores = dict[tuple[Kind, str], Array]
 """(statistic, way to complete an upload) -> a number per candidate ``(n,)``."""
+
+
+class HasUpload(Protocol):
+    """A local update of the server's own."""
+
+    @property
+    def uploaded(self) -> Uploaded:
+        """What it would upload, by the net's names."""
+
+
+Own = TypeVar("Own", bound=HasUpload)
 
 
 @dataclass(frozen=True)
@@ -56,7 +69,25 @@ def against_other_clients(record: RunRecord, client: int, pool: Candidates, own_
     Raises:
         Inapplicable: too few messages were kept, or no statistic applies to all of them.
     """
-    own_updates = own_updates or OwnUpdates(record, pool)
+    updates = own_updates or OwnUpdates(record, pool)
+    return compared(record, client, updates, lambda message, own: applicable_statistics(record, message, own, pool)[0])
+
+
+def compared(
+    record: Record,
+    client: int,
+    own_updates: Callable[[int], Own | None],
+    statistics: Callable[[Message, Own], Sequence[Statistic]],
+) -> Compared:
+    """Score a client's candidates by FedMIA, in any record.
+
+    Args:
+        own_updates: round -> the server's local update with samples of its own; ``None``: there is none.
+        statistics: a message of a round and that update -> the statistics that apply to the message.
+
+    Raises:
+        Inapplicable: see :func:`against_other_clients`.
+    """
     observed, control, others = (defaultdict[tuple[Kind, str], list[Array]](list) for _ in range(3))
     used = []
     for round in evenly(_rounds_of(record, client)):
@@ -67,7 +98,7 @@ def against_other_clients(record: RunRecord, client: int, pool: Candidates, own_
             continue
         used.append(round)
         groups = ([message], [message.simulated(own.uploaded)], others_messages)
-        mine, none, null = (_scores(record, group, own, pool) for group in groups)
+        mine, none, null = (_scores(group, own, statistics) for group in groups)
         for key in [key for key in mine if key in none and key in null]:
             observed[key].append(mine[key][0])
             control[key].append(none[key][0])
@@ -83,9 +114,9 @@ def against_other_clients(record: RunRecord, client: int, pool: Candidates, own_
     return Compared(scores, {key: fedmia(control[key], others[key]) for key in keys}, tuple(used))
 
 
-def _rounds_of(record: RunRecord, client: int) -> list[int]:
+def _rounds_of(record: Record, client: int) -> list[int]:
     """The rounds of which the messages of the client and of enough others were kept; :class:`Inapplicable`: there is none."""
-    kept = {round: clients for round in record.store.rounds() if client in (clients := record.store.clients(round))}
+    kept = {round: clients for round in record.rounds() if client in (clients := record.clients(round))}
     rounds = [round for round in kept if len(record.whole_clients(round)) > OTHERS]
     if not rounds:
         most = max(map(len, kept.values())) - 1
@@ -122,10 +153,10 @@ class OwnUpdates:
         return own if own is not None and is_finite(own.uploaded) else None
 
 
-def _scores(record: RunRecord, messages: list[Message], own: ShadowResult, pool: Candidates) -> Scores:
+def _scores(messages: list[Message], own: Own, statistics: Callable[[Message, Own], Sequence[Statistic]]) -> Scores:
     """The statistics of each message ``(K, n)`` that apply to all of them."""
     scores: dict[tuple[Kind, str], list[Array]] = defaultdict(list)
     for message in messages:
-        for statistic in applicable_statistics(record, message, own, pool)[0]:
+        for statistic in statistics(message, own):
             scores[statistic.kind, statistic.way].append(statistic.of(message.uploaded))
     return {key: np.stack(values) for key, values in scores.items() if len(values) == len(messages)}

@@ -10,6 +10,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
+from fedpriv.attacks.core.labels import groups
 from fedpriv.audit.record.shadow_updates import ShadowResult
 from fedpriv.client.resident import Resident
 from fedpriv.data.federated import Split
@@ -55,6 +56,6 @@ def readings(resident: Resident, own: ShadowResult, spare: Split, inputs: Inputs
     if has_head and all(name in own.uploaded for name in names):
         return {"": stand_in}
     ways: dict[str, Reading] = {STAND_IN: stand_in} if has_head else {}
-    if any(name.startswith("encoder.") for name in own.uploaded) and len(torch.unique(spare.labels)) > 1:
+    if any(name.startswith("encoder.") for name in own.uploaded) and len(torch.unique(groups(spare.labels))) > 1:
         ways[PROBE] = probe
     return ways

@@ -281,7 +281,7 @@ def _classes(run: AuditedRun) -> Section:
         counts = (percent(result.count_accuracy), percent(result.single_count_accuracy))
         joint_rows.append(Row((result.sender.short, result.messages, *sets(result), result.single_exact, *counts)))
     blocks = (
-        Table("Labels", heads, rows, "No attack on labels was mounted on messages of this run."),
+        Table("Labels", heads, rows, f"No attack on labels was mounted on messages of this run{_because(run, 'classes')}"),
         Table("Rules for labels", (*rule_heads, "~what it rests on", "~does not apply"), rule_rows, lead=words.LABEL_RULES),
         Table("Labels over several rounds", joint_heads, joint_rows, lead=words.LABELS_TOGETHER),
         _shadow_labels(run),

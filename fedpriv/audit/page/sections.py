@@ -8,7 +8,21 @@ from itertools import groupby
 from fedpriv.attacks.scoring.scores import RECOVERED, wilson
 from fedpriv.audit.answer import WORDS
 from fedpriv.audit.facts import cost_in_sentences
-from fedpriv.audit.formats import bound, counted, interval, listed, paired, percent, plain, ranked, scored, short, size, whole
+from fedpriv.audit.formats import (
+    bound,
+    counted,
+    interval,
+    listed,
+    of_score,
+    paired,
+    percent,
+    plain,
+    ranked,
+    scored,
+    short,
+    size,
+    whole,
+)
 from fedpriv.audit.judge import classes, images, members, rows, texts
 from fedpriv.audit.page import charts, findings, words
 from fedpriv.audit.page.blocks import (
@@ -31,6 +45,7 @@ from fedpriv.audit.page.blocks import (
     nothing,
 )
 from fedpriv.audit.results import Audit, AuditedRun, TargetKind, TensorInfo
+from fedpriv.scores.catalogue import score_named
 
 _NONE = "No run was audited."
 
@@ -78,7 +93,7 @@ def _answer(runs: Sequence[AuditedRun]) -> Section:
 def _card(number: int, run: AuditedRun) -> Section:
     answer, epsilon = run.concluded, run.epsilon
     about = f" · {run.method} on {run.dataset} · {listed(run.defence, 'no defence')}"
-    about += "" if run.cost.accuracy is None else f" · {scored(run.cost)}"
+    about += "" if run.cost.ranked is None else f" · {scored(run.cost)}"
     guarantee = words.NO_GUARANTEE[run.source]
     if epsilon is not None:
         guarantee = f"epsilon at most {bound(epsilon.upper)} at delta {short(epsilon.delta)}, per {epsilon.level}"
@@ -125,7 +140,7 @@ def _in_short(number: int, run: AuditedRun) -> Iterator[Content]:
     """The cells of a run in the summary."""
     unmeasured = Styled("not measured", "nothing")
     yield from (_link(number, run), run.method, listed(run.defence))
-    yield unmeasured if run.cost.accuracy is None else scored(run.cost).removeprefix("accuracy ")
+    yield unmeasured if run.cost.ranked is None else scored(run.cost).removeprefix("accuracy ")
     yield size(run.cost.bytes_up)
     yield tuple(_recovered(run, "message", "message")) or unmeasured
     yield tuple(_recovered(run, "single image", "single text", "single row")) or unmeasured
@@ -190,7 +205,7 @@ def _tradeoff(runs: Sequence[AuditedRun]) -> Section:
     if chart := charts.tradeoff(runs):
         blocks = [Figure(chart, words.TRADEOFF, "wide")]
         for run in (run for run in runs if "image" in run.modalities and not charts.drawable(run)):
-            missing = "its accuracy" if run.cost.accuracy is None else "what was recovered from its messages"
+            missing = "its accuracy" if run.cost.ranked is None else "what was recovered from its messages"
             blocks.append(Paragraph(f"Not drawn: {run.name}, {missing} was not measured.", "soft"))
     elif any(map(charts.drawable, runs)):
         only = Styled("Only one run has both an accuracy and an attacked message; its figures are in the summary.", "nothing")
@@ -301,11 +316,16 @@ def _cost(run: AuditedRun) -> Section:
     def hashed(value: str | None) -> Content:
         return "not recorded" if value is None else Styled(value, "code")
 
-    cost, shares = run.cost, (run.cost.accuracy, run.cost.worst_tenth)
-    accuracy, worst = ("not measured" if share is None else percent(share) for share in shares)
+    cost, score = run.cost, score_named(run.cost.metric)
+    of_numbers = score.of_numbers
+    shares = (cost.ranked if of_numbers else cost.accuracy, cost.worst_tenth)
+    accuracy, worst = (
+        "not measured" if share is None else of_score(cost, share) if of_numbers else percent(share) for share in shares
+    )
+    title = score.title if of_numbers else "Accuracy"
     traffic = f"{size(cost.bytes_up)} up, {size(cost.bytes_down)} down, {plain(cost.seconds, 0)} s"
-    first = "" if cost.metric == "accuracy" else f"Ranked by {ranked(cost)}. "
-    sentences = [f"{first}Accuracy {accuracy}, in the worst tenth of the clients {worst}; {traffic}."]
+    first = "" if cost.metric == "accuracy" or of_numbers else f"Ranked by {ranked(cost)}. "
+    sentences = [f"{first}{title} {accuracy}, in the worst tenth of the clients {worst}; {traffic}."]
     for probe in cost.probes:
         labels = f"{percent(probe.fraction)} of the labels of {probe.dataset}"
         sentences.append(f"A linear probe on {labels}: {percent(probe.accuracy)}.")

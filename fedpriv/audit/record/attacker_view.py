@@ -101,6 +101,7 @@ class AttackerView:
             encoding=record.encoding,
             altered=self._altered(message).renamed(victim.names) if sends_change else UNALTERED,
             loss=None if (objective := method.objective).labels else f"{objective.name}, which looks at no label",
+            numbers=dataset.target is not None,
             zero_gradient_change=decayed,
             penalty=decayed if self._config.train.optimizer == "sgd" else None,
             buffers={victim.names[name]: tensor for name, tensor in buffers.items() if name in victim.names},

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from fedpriv.attacks.core.altered import UNALTERED, Altered
@@ -15,6 +16,7 @@ from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference.labels import Samples
 from fedpriv.audit.results import Part, Sender, Statistic
+from fedpriv.data.federated import Split
 from fedpriv.models.text.pretrained import Encoder
 from fedpriv.samples import Modality
 from fedpriv.wire.coding import is_model
@@ -22,9 +24,13 @@ from fedpriv.wire.coding import is_model
 if TYPE_CHECKING:
     from fedpriv.audit.membership.rounds import InRounds
     from fedpriv.audit.progress import Progress
+    from fedpriv.audit.run_audit import AuditOptions
 
 PublicImages = tuple[Tensor, Tensor] | tuple[None, None]
 """Images ``(m, C, H, W)`` in [0, 1] and their labels ``(m,)``, or none."""
+DataOf = Callable[[int], Split]
+"""A simulated client's number -> its training data. May be called more than once for a client."""
+NUMBERS = Reason("does not apply", "labels are numbers, and no classes")
 SIMULATED: tuple[Part, ...] = ("membership", "shadow clients", "class centres", "single samples")
 """The parts of an audit that simulate clients."""
 
@@ -70,6 +76,34 @@ class Truth:
 
 
 @dataclass(frozen=True)
+class Alone:
+    """The messages of simulated clients that hold one sample each.
+
+    Attributes:
+        samples: of each, whose it is, and its place among that client's.
+        views: their images and the augmented views of their local updates ``(n, V, C, H, W)``; ``None``: they do not augment.
+    """
+
+    messages: Sequence[Message]
+    samples: Sequence[tuple[int, int]]
+    views: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class RegressionInputs:
+    """What a regression of a message on gradients gets besides samples.
+
+    Attributes:
+        messages: the message, and as a control that of the server's own update.
+        path: see :func:`fedpriv.attacks.inference.gradient_regression.gradient_regression`; ``clip``: see there.
+    """
+
+    messages: tuple[Observation, Observation]
+    path: list[dict[str, Tensor]]
+    clip: float | None
+
+
+@dataclass(frozen=True)
 class PlainChange:
     """The changes of the parameters that are sent in both directions, by the net's names, as plain steps would have made them.
 
@@ -92,7 +126,8 @@ class Record:
     Attributes:
         name: on the page, and in the names of pictures.
         modalities: the kinds of the samples; empty for rows of a table.
-        classes: the number of classes.
+        classes: the number of classes, or of the net's outputs.
+        numbers: whether labels are numbers, and no classes.
         input_shape: the shape of an image ``(C, H, W)``.
         seed: the seed of controls on the attacked net.
         encoder: the encoder of texts; ``None``: there are no texts.
@@ -105,6 +140,7 @@ class Record:
     name: str
     modalities: tuple[Modality, ...]
     classes: int
+    numbers: bool = False
     input_shape: tuple[int, ...]
     seed: int
     encoder: Encoder | None = None
@@ -128,6 +164,14 @@ class Record:
     def clients(self, round: int) -> list[int]:
         """The senders of a round's messages, ascending."""
         return [client for _, client in self.messages(round)]
+
+    def whole_clients(self, round: int) -> list[int]:
+        """The clients with a message of that round and complete samples; for pairs, with both images and texts."""
+        return self.clients(round)
+
+    def behind(self, round: int, client: int) -> list[int]:
+        """The clients whose local updates are behind a message."""
+        return [client]
 
     def sender(self, round: int, client: int) -> Sender:
         """Whose message it is: a client's, or a secure sum of several clients'."""
@@ -183,6 +227,14 @@ class Record:
         """The labels of the client's training data ``(n,)``."""
         raise NotImplementedError
 
+    def label_sets(self, clients: Sequence[int]) -> Tensor:
+        """Which classes clients hold, ``(n, C)`` bool."""
+        return torch.stack([torch.bincount(self.labels(client), minlength=self.classes) > 0 for client in clients])
+
+    def holders(self) -> Sequence[int]:
+        """All clients that are known to hold samples."""
+        raise NotImplementedError
+
     def set_guess(self, true: Tensor) -> float | None:
         """The share of clients whose set of classes is found by naming one set for all; ``None``: it is not known.
 
@@ -223,10 +275,48 @@ class Record:
         """What was sent besides the layers that give the logits."""
         return ()
 
-    def members(self, seed: int, progress: Progress) -> InRounds | None:
-        """Membership inference without simulated clients; ``None``: there is none, or it simulates clients."""
+    def alone(self, round: int, client: int, count: int) -> Alone:
+        """The messages of at most ``count`` simulated clients with a sample each, this client's first, then those of others.
+
+        Raises:
+            UsageError: the loss is not defined for a single sample.
+            NotSimulated: such clients cannot be simulated in this round.
+        """
+        raise NotImplementedError
+
+    def shadows(self, round: int, client: int, data: DataOf, numbers: Sequence[int]) -> Iterator[Message | None]:
+        """The messages of simulated clients with these numbers in place of a client's, in this order; ``None``: it diverged."""
+        raise NotImplementedError
+
+    def regression(self, message: Message, samples: Split) -> RegressionInputs:
+        """What a regression of a message on gradients gets; the server's own update is one with these samples.
+
+        Raises:
+            FedprivError: that update diverged, or cannot be computed.
+        """
+        raise NotImplementedError
+
+    def samples_behind(self, message: Message) -> int:
+        """How many samples a client in the place of the message's has."""
+        raise NotImplementedError
+
+    def server_labels(self) -> Tensor:
+        """The labels of samples of the server's own ``(m,)``."""
+        raise NotImplementedError
+
+    def server_samples(self, index: Tensor) -> Split:
+        """The server's own samples at these positions, as the net takes them."""
+        raise NotImplementedError
+
+    def parameters(self) -> Sequence[str]:
+        """The names of the net's parameters, in their order."""
+        raise NotImplementedError
+
+    def members(self, options: AuditOptions, rounds: Sequence[int], progress: Progress) -> InRounds | None:
+        """Membership inference in the last round and in other ones; ``None``: it is not possible."""
         return None
 
     def not_run(self) -> dict[Part, Reason]:
         """The parts of an audit that are left out as the record does not allow them, and why."""
-        return {} if self.cannot_simulate is None else dict.fromkeys(SIMULATED, self.cannot_simulate)
+        of_classes: dict[Part, Reason] = dict.fromkeys(("classes", "shadow clients"), NUMBERS) if self.numbers else {}
+        return of_classes | ({} if self.cannot_simulate is None else dict.fromkeys(SIMULATED, self.cannot_simulate))

@@ -6,7 +6,7 @@ hash.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -22,15 +22,16 @@ from fedpriv.attacks.inference.labels import Samples
 from fedpriv.attacks.scoring.guessing import most_common_share
 from fedpriv.audit.record.alteration import alteration
 from fedpriv.audit.record.attacker_view import AttackerView
-from fedpriv.audit.record.base import Message, PlainChange, PublicImages, Record, Truth
+from fedpriv.audit.record.base import Alone, DataOf, Message, PlainChange, PublicImages, Record, RegressionInputs, Truth
 from fedpriv.audit.record.earlier_updates import plain_change
+from fedpriv.audit.record.shadow_updates import ShadowUpdates, own_update, regression_inputs, shared_out, single_samples
 from fedpriv.audit.record.statistics import MEANINGS, UNKNOWN, as_gradient, kinds, kinds_of_model, listed, named
-from fedpriv.audit.record.views import views_of
+from fedpriv.audit.record.views import recorded, views_of
 from fedpriv.audit.results import Statistic
 from fedpriv.client.client import check_download
 from fedpriv.data.dataset import Texts
 from fedpriv.data.encoding import Column, NumberColumn
-from fedpriv.data.federated import Whole
+from fedpriv.data.federated import Split, Whole
 from fedpriv.data.tokens import tokenise
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged
@@ -77,6 +78,9 @@ class RunRecord(Record):
             else:
                 what = "nothing is sent" if kind.pools else "no weights are sent, only losses and numbers of samples"
                 why = f"has nothing to attack: with method {kind.name} {what}"
+            raise UsageError(f"{run_dir} {why}")
+        if config.data.corrupt_clients:
+            why = "has bad clients (data.corrupt_clients), whose messages are not those of honest ones: audit a run without"
             raise UsageError(f"{run_dir} {why}")
         self.config = config.model_copy(update={"executor": config.executor.here()})
         self.name, self.seed = self.folder.path.name, config.seed
@@ -201,19 +205,14 @@ class RunRecord(Record):
         """The number under which that round's message with this client's update is stored."""
         return client
 
-    def behind(self, round: int, client: int) -> list[int]:
-        """The clients whose local updates are behind a message."""
-        return [client]
-
     def labels(self, client: int) -> Tensor:
         return self.federation.data.labels("train").cpu()[self._held(client)]
 
-    def label_sets(self, clients: Sequence[int]) -> Tensor:
-        """Which classes clients hold, ``(n, C)`` bool."""
-        return torch.stack([torch.bincount(self.labels(client), minlength=self.classes) > 0 for client in clients])
+    def holders(self) -> Sequence[int]:
+        return self.federation.data.nonempty
 
     def set_guess(self, true: Tensor) -> float | None:
-        return None if self.summed else most_common_share(self.label_sets(self.federation.data.nonempty))
+        return None if self.summed else most_common_share(self.label_sets(self.holders()))
 
     def texts(self, client: int) -> Tensor:
         trained, _ = self._texts()
@@ -245,6 +244,35 @@ class RunRecord(Record):
         picked = data.pick("server", chosen)
         return Samples(each(picked.inputs, lambda part: part.cpu()), picked.labels.cpu())
 
+    def alone(self, round: int, client: int, count: int) -> Alone:
+        federation, recorder = recorded(self.federation)
+        messages, samples = single_samples(self, round, client, count, federation), shared_out(self, client, count)
+        if recorder is None:
+            return Alone(messages, samples)
+        images = {owner: self.truth(owner).images for owner, _ in samples}
+        return Alone(messages, samples, recorder.views(torch.stack([images[owner][at] for owner, at in samples])))
+
+    def shadows(self, round: int, client: int, data: DataOf, numbers: Sequence[int]) -> Iterator[Message | None]:
+        download, message = self.store.download(round), self.message(round, client)
+        assert download is not None
+        updates = ShadowUpdates(self.federation, round, download, self.store.broadcast())
+        return (None if it is None else message.simulated(it.uploaded) for it in updates.run(data, numbers))
+
+    def regression(self, message: Message, samples: Split) -> RegressionInputs:
+        return regression_inputs(self, message, own_update(self, message, samples))
+
+    def samples_behind(self, message: Message) -> int:
+        return message.num_examples or 10 * self.config.train.batch_size
+
+    def server_labels(self) -> Tensor:
+        return self.federation.data.labels("server")
+
+    def server_samples(self, index: Tensor) -> Split:
+        return self.federation.data.pick("server", index)
+
+    def parameters(self) -> list[str]:
+        return [name for name, _ in self.federation.resident.net.named_parameters()]
+
     def statistics(self) -> tuple[Statistic, ...]:
         schemas = (self.store.upload(*message).schema for message in self.messages())
         return listed(schemas, kinds_of_model(self.federation.resident.net))
@@ -265,7 +293,11 @@ class RunRecord(Record):
 
     @cached_property
     def classes(self) -> int:  # type: ignore[override]
-        return len(self.federation.dataset.classes)
+        return self.federation.agreement.declared.task.outputs
+
+    @cached_property
+    def numbers(self) -> bool:  # type: ignore[override]
+        return self.federation.dataset.target is not None
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:  # type: ignore[override]

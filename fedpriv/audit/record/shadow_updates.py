@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, cast
@@ -11,9 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.audit.record.base import DataOf, Message, RegressionInputs
 from fedpriv.data.federated import FederatedData, Split
 from fedpriv.errors import FedprivError, UsageError
-from fedpriv.samples import Modality, missing_modality
+from fedpriv.samples import Modality, each, missing_modality
 from fedpriv.secure.layout import Layout
 from fedpriv.secure.protocol_checks import as_sent, expected_mean
 from fedpriv.server.clients import Instruction
@@ -23,11 +25,7 @@ from fedpriv.wire import Payload, Sealed, seal
 from fedpriv.wire.coding import decoded
 
 if TYPE_CHECKING:
-    from fedpriv.audit.record.base import Message
     from fedpriv.audit.record.run import RunRecord
-
-DataOf = Callable[[int], Split]
-"""A shadow's number -> its training data. May be called more than once for a shadow."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +125,40 @@ class ShadowUpdates:
         return ShadowResult(uploaded, torch.stack([update.model for update in updates]).mean(0), sealed)
 
 
+def own_update(record: RunRecord, message: Message, samples: Split) -> ShadowResult:
+    """The server's update of the message's round on samples of its own.
+
+    Raises:
+        FedprivError: the round's download was not kept, or the update diverged.
+    """
+    if (download := record.store.download(message.round)) is None:
+        raise FedprivError(f"the download of round {message.round} was not kept, and the server's own update starts from it")
+    device = record.federation.data.device
+    split = Split(each(samples.inputs, lambda part: part.to(device)), samples.labels.to(device))
+    updates = ShadowUpdates(record.federation, message.round, download, record.store.broadcast(), message.parts)
+    (own,) = updates.run(lambda _: split, [0])
+    if own is None or not all(bool(tensor.isfinite().all()) for tensor in own.uploaded.values()):
+        raise FedprivError(f"round {message.round}: the server's own local update diverged, as the client's may have")
+    return own
+
+
+def regression_inputs(record: RunRecord, message: Message, own: ShadowResult) -> RegressionInputs:
+    """What a regression of a message gets; ``own``: the server's update of the message's round with samples of its own."""
+    attacker, privacy = record.attacker, record.config.privacy
+    simulated = message.simulated(own.uploaded)
+    observed, control = (attacker.observation(sent, ThreatModel()) for sent in (message, simulated))
+    names = attacker.victim(message).names
+    trained_to = record.federation.resident.space.unpack(own.model)
+    stand_in = {names[name]: tensor for name, tensor in trained_to.items() if name in names}
+    device = own.model.device
+    # The sent weights include constants that are never trained.
+    start = {**stand_in, **{name: tensor.to(device) for name, tensor in observed.weights.items()}}
+    end = {**start, **stand_in}
+    middle = {name: (start[name] + tensor) / 2 for name, tensor in end.items()}
+    clip = privacy.clip if privacy.level == "sample" else None
+    return RegressionInputs((observed, control), [start, middle, end], clip)
+
+
 class NotSimulated(FedprivError):
     """Clients with a single sample could not be simulated, so what their messages show is not known."""
 
@@ -157,7 +189,7 @@ def single_samples(record: RunRecord, round: int, client: int, count: int, feder
     def of(number: int) -> Split:
         owner, at = alone[number]
         held = data.train(owner)
-        return held.at(held.labels.new_tensor([at]))
+        return held.at(torch.tensor([at], device=held.labels.device))
 
     results = list(updates.run(of, range(len(alone))))
     if None in results:

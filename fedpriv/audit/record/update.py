@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from fedpriv.attacks.api.inversion import observed
 from fedpriv.attacks.api.label_rules import balanced
 from fedpriv.attacks.api.user_net import UserNet
 from fedpriv.attacks.core.columns import RowEncoding
-from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, copied
+from fedpriv.attacks.core.observation import Observation, Schedule, TextFacts, ThreatModel, copied
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference.labels import Samples
 from fedpriv.audit.record.alteration import declared
@@ -47,6 +48,8 @@ class UpdateRecord(Record):
         public: images of the same kind, and their labels.
         transforms: what the update is known to have gone through.
         encoding: of the columns, where the samples are rows of a table; ``None``: they are images.
+        is_change: whether it is a change although no schedule is known.
+        text: of the net, where the samples are token ids ``(n, L)``; ``None``: they are no texts.
     """
 
     name: str
@@ -63,6 +66,8 @@ class UpdateRecord(Record):
     public: PublicImages = (None, None)
     transforms: Sequence[Transform] = ()
     encoding: RowEncoding | None = None
+    is_change: bool = False
+    text: TextFacts | None = None
 
     def __post_init__(self) -> None:
         self.modalities, self.declared = ("image",) if self.encoding is None else (), True
@@ -87,22 +92,30 @@ class UpdateRecord(Record):
         if what:
             seen = self._observed(named(message.uploaded, what), threat, None)
             return replace(seen, net=seen.net.eval())
-        seen = self._observed(self.sent.parameters, threat, self.schedule)
-        altered = declared(seen.shared, self.transforms)
-        return replace(seen, control_differences=self._differences, altered=altered, statistics=dict(self.besides))
+        return self.seen(self.sent.parameters, threat, self.schedule, len(self.data.labels))
 
-    def _observed(self, sent: Mapping[str, Tensor], threat: ThreatModel, schedule: Schedule | None) -> Observation:
+    def seen(self, sent: Mapping[str, Tensor], threat: ThreatModel, schedule: Schedule | None, samples: int) -> Observation:
+        """What an attacker sees of an update from the same weights: this one, or a simulated client's in its place."""
+        seen = self._observed(sent, threat, schedule, samples)
+        altered = declared(seen.shared, self.transforms)
+        kind: Literal["gradient", "change"] = "change" if self.is_change else seen.kind
+        return replace(seen, kind=kind, control_differences=self._differences, altered=altered, statistics=dict(self.besides))
+
+    def _observed(
+        self, sent: Mapping[str, Tensor], threat: ThreatModel, schedule: Schedule | None, samples: int | None = None
+    ) -> Observation:
+        n = len(self.data.labels) if samples is None else samples
         seen = observed(
-            self.model, self.net, sent, threat, input_shape=self.input_shape, n=len(self.data.labels),
-            schedule=schedule, mean=self.mean, std=self.std,
-        )  # fmt: skip
-        return replace(seen, encoding=self.encoding)
+            self.model, self.net, sent, threat, input_shape=self.input_shape, n=n, schedule=schedule, mean=self.mean, std=self.std
+        )
+        return replace(seen, encoding=self.encoding, text=self.text)
 
     @cached_property
     def _differences(self) -> tuple[str, ...]:
         """In what the message differs from those of every attack's controls, a clause each."""
         net = copied(self.model).cpu().float()
-        clauses = in_training(net, trains_otherwise(net, made_up(self.input_shape)))
+        probe = made_up(self.input_shape) if self.text is None else self.data.images[:2]
+        clauses = in_training(net, trains_otherwise(net, probe))
         known = {str(transform) for transform in self.transforms}
         unknown = [name for name in self._applied if name not in known and not name.startswith("mask(")]  # a mask is seen
         if unknown:
@@ -207,8 +220,19 @@ class UpdateRecord(Record):
             yield _listed(name, "buffer", tensor, True)
 
 
+def code_of(tensor: Tensor) -> str:
+    """The name that safetensors has for a tensor's type."""
+    return next((code for code, dtype in CODES.items() if dtype == tensor.dtype), str(tensor.dtype))
+
+
 def _listed(name: str, role: str, tensor: Tensor, up: bool) -> TensorInfo:
-    code = next((code for code, dtype in CODES.items() if dtype == tensor.dtype), str(tensor.dtype))
     return TensorInfo(
-        name=name, role=role, dtype=code, shape=tuple(tensor.shape), bytes=tensor.nbytes, up=up, down=True, broadcast=False
+        name=name,
+        role=role,
+        dtype=code_of(tensor),
+        shape=tuple(tensor.shape),
+        bytes=tensor.nbytes,
+        up=up,
+        down=True,
+        broadcast=False,
     )

@@ -18,6 +18,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.core.labels import groups
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.status import Reason, Status
@@ -27,12 +28,9 @@ from fedpriv.attacks.lab.same_net import TRIED_ON, undefended
 from fedpriv.attacks.lab.trial import difference_reasons
 from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit.judge.attributes import FEW, status_of
-from fedpriv.audit.membership.gradients import RegressionInputs, regression_inputs
 from fedpriv.audit.membership.member_scores import is_finite
 from fedpriv.audit.progress import BudgetSpent, Progress
-from fedpriv.audit.record.base import Message
-from fedpriv.audit.record.run import RunRecord
-from fedpriv.audit.record.shadow_updates import ShadowResult, ShadowUpdates
+from fedpriv.audit.record.base import Message, Record, RegressionInputs
 from fedpriv.audit.results import AttributeFigures, AttributeOutcome, ControlResult, Interval
 from fedpriv.audit.rows.choices import Choices, choices_of, told_by_others
 from fedpriv.data.federated import Split
@@ -122,7 +120,7 @@ class _Named:
         return f"{self.both + self.gained} of {self.n} hidden values, and guesses {self.both + self.lost}"
 
 
-def infer_attributes(record: RunRecord, messages: Sequence[tuple[int, int]], seed: int, progress: Progress) -> Attributes:
+def infer_attributes(record: Record, messages: Sequence[tuple[int, int]], seed: int, progress: Progress) -> Attributes:
     """Attack each column of the rows behind some messages (round, client)."""
     outcomes, controls, reasons = list[AttributeOutcome](), list[ControlResult](), list[Reason]()
     passed = positive_control(seed)
@@ -149,7 +147,7 @@ def infer_attributes(record: RunRecord, messages: Sequence[tuple[int, int]], see
     return Attributes(_at_once(outcomes), tuple(controls), why)
 
 
-def _on_message(record: RunRecord, round: int, client: int, seed: int) -> tuple[list[AttributeOutcome], list[ControlResult]]:
+def _on_message(record: Record, round: int, client: int, seed: int) -> tuple[list[AttributeOutcome], list[ControlResult]]:
     """The outcomes of each column, with intervals that hold for that column alone, and the controls."""
     assert record.encoding is not None, "its samples are rows of a table"
     message, generator = record.message(round, client), torch.Generator().manual_seed(seed)
@@ -159,15 +157,15 @@ def _on_message(record: RunRecord, round: int, client: int, seed: int) -> tuple[
     held = _Rows(record.rows(client), record.labels(client))
     middle = len(own.labels) // 2
     trained, known = own.at(slice(min(len(held.labels), middle))), own.at(slice(middle, None))
-    held = held.at(torch.isin(held.labels, known.labels))
+    held = held.at(torch.isin(groups(held.labels), groups(known.labels)))
     held = held.at(torch.randperm(len(held.labels), generator=generator))
     asked, rest = held.at(slice(ROWS)), held.at(slice(ROWS, None))
     if not len(asked.labels):
         raise FedprivError(f"round {round}: no other client has rows of the client's classes")
-    inputs = regression_inputs(record, message, _own_update(record, message, trained))
+    inputs = record.regression(message, Split(trained.rows, trained.labels))
     columns, trained = (
         list(choices_of(record.encoding, known.rows))[:COLUMNS],
-        trained.at(torch.isin(trained.labels, known.labels)),
+        trained.at(torch.isin(groups(trained.labels), groups(known.labels))),
     )
     lesson = _Lesson(inputs.messages[1], trained.at(slice(LESSON)), trained.at(slice(LESSON, None)), known, inputs)
     named = [_ask(lesson, inputs.messages, choices, asked, rest) for choices in columns]
@@ -198,31 +196,18 @@ def _on_message(record: RunRecord, round: int, client: int, seed: int) -> tuple[
     return outcomes, controls
 
 
-def _others(record: RunRecord, round: int, client: int, generator: torch.Generator) -> _Rows:
+def _others(record: Record, round: int, client: int, generator: torch.Generator) -> _Rows:
     """The attacker's own rows, in random order: those of other clients; where there are none, of the data set's test split."""
-    behind, number = set(record.behind(round, client)), record.config.data.clients
-    others = [other for other in range(number) if other not in behind and len(record.labels(other))]
+    behind = set(record.behind(round, client))
+    others = [other for other in record.holders() if other not in behind]
     if others:
         own = _Rows(torch.cat([record.rows(other) for other in others]), torch.cat([record.labels(other) for other in others]))
     else:
         public = record.public_rows()
-        own = _Rows(public, record.federation.data.labels("server").cpu()[: len(public)])
+        own = _Rows(public, record.server_labels().cpu()[: len(public)])
     if len(own.labels) < FEWEST:
         raise FedprivError(f"other clients have {len(own.labels)} rows, and {FEWEST} are needed")
     return own.at(torch.randperm(len(own.labels), generator=generator)[:KNOWN])
-
-
-def _own_update(record: RunRecord, message: Message, rows: _Rows) -> ShadowResult:
-    """The server's update of the message's round on rows of its own."""
-    if (download := record.store.download(message.round)) is None:
-        raise FedprivError(f"the download of round {message.round} was not kept, and the server's own update starts from it")
-    device = record.federation.data.device
-    split = Split(rows.rows.to(device), rows.labels.to(device))
-    updates = ShadowUpdates(record.federation, message.round, download, record.store.broadcast(), message.parts)
-    (own,) = updates.run(lambda _: split, [0])
-    if own is None or not is_finite(own.uploaded):
-        raise FedprivError(f"round {message.round}: the server's own local update diverged, as the client's may have")
-    return own
 
 
 @dataclass(frozen=True)
@@ -246,7 +231,7 @@ class _Lesson:
         """The log-likelihoods of each value of the asked rows, for each message on them and on ``others``."""
         values, device = len(choices.entries), next(iter(self.inputs.path[0].values())).device
         completed = samples(choices.completed(asked.rows).to(device), asked.labels.repeat_interleave(values).to(device))
-        few = self.known.at(_some_of_each(self.known.labels, asked.labels))
+        few = self.known.at(_some_of_each(groups(self.known.labels), groups(asked.labels)))
         public = samples(few.rows.to(device), few.labels.to(device))
         certain = samples(others.rows.to(device), others.labels.to(device)) if len(others.labels) else None
         return log_likelihoods(messages, completed, prior, public, self.inputs.path, self.inputs.clip, certain)
@@ -327,7 +312,7 @@ def _negative(named: Sequence[_Named], round: int) -> Control:
 
 
 def _same_net(
-    record: RunRecord, message: Message, inputs: RegressionInputs, columns: Sequence[Choices], client: _Rows, known: _Rows,
+    record: Record, message: Message, inputs: RegressionInputs, columns: Sequence[Choices], client: _Rows, known: _Rows,
     seed: int,
 ) -> Control | None:  # fmt: skip
     """Whether the attack names values of the attacker's own rows in an undefended message of this net on them, with the same

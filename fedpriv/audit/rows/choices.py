@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.core.columns import NumberColumn, RowEncoding
+from fedpriv.attacks.core.labels import groups, targets
 
 RANGES = 5
 """Ranges of a column of numbers, each of about as many rows; the attack tries the median of each."""
@@ -95,9 +96,9 @@ def told_by_others(choices: Choices, known: tuple[Tensor, Tensor], asked: tuple[
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    classes = int(max(labels.max() for _, labels in (known, asked))) + 1
+    classes = int(max(groups(labels).max() for _, labels in (known, asked))) + 1
     features = [
-        torch.cat([choices.others(rows), torch.nn.functional.one_hot(labels, classes).to(rows)], 1).double().numpy()
+        torch.cat([choices.others(rows), targets(labels, classes, rows.dtype).view(len(rows), -1)], 1).double().numpy()
         for rows, labels in (known, asked)
     ]
     values = choices.of(known[0])

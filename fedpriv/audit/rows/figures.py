@@ -27,8 +27,8 @@ def row_figures(
         guesses: which cells guesses have right ``(n, K)``, by name.
         constant: the row of most frequent values ``(F,)``.
     """
-    scores, result = attempt.scores, attempt.reconstruction
-    if scores is None or result is None or attempt.raw is None:
+    scores, result, sure = attempt.scores, attempt.reconstruction, attempt.sure
+    if scores is None or result is None or attempt.raw is None or sure is None:
         return None
     n = len(scores.hits)
     numeric = torch.tensor([isinstance(column, NumberColumn) for column in encoding.columns])
@@ -39,6 +39,7 @@ def row_figures(
         numbers=_rate(scores.hits[:, numeric]),
         categories=_rate(scores.hits[:, ~numeric]),
         labels=scores.labels,
+        sure=sure,
         by_chance=by_chance(scores.hits, {name: hits[:n] for name, hits in guesses.items()}),
         example=example(attempt.raw, rows[:n], scores.hits, encoding, constant),
         cpu_seconds=result.cpu_seconds,

@@ -17,8 +17,6 @@ from fedpriv.attacks.lab.trial import Attacker, Trial
 from fedpriv.audit.judge.rows import all_recovered, beyond_guesses
 from fedpriv.audit.progress import Say, spent
 from fedpriv.audit.record.base import Record
-from fedpriv.audit.record.run import RunRecord
-from fedpriv.audit.record.shadow_updates import shared_out, single_samples
 from fedpriv.audit.results import ControlResult, RowOutcome, RowRates, RowTarget, Sender, TargetKind
 from fedpriv.audit.rows.figures import rates_of, row_figures
 from fedpriv.audit.rows.target import Target, message, of_messages
@@ -46,18 +44,17 @@ def on_message(record: Record, round: int, client: int, seed: int, say: Say) -> 
     return _attacked(target, "message", round, record.sender(round, client), seed, say)
 
 
-def on_single_rows(record: RunRecord, round: int, client: int, seed: int, say: Say, most: int) -> AttackedRows:
+def on_single_rows(record: Record, round: int, client: int, seed: int, say: Say, most: int) -> AttackedRows:
     """Attack the messages of simulated clients that hold one row each.
 
     Args:
         most: largest number of rows for attacks that optimise.
     """
-    alone = shared_out(record, client, SINGLES)
-    messages = single_samples(record, round, client, SINGLES)
-    rows = torch.stack([record.rows(owner)[at] for owner, at in alone])
-    labels = torch.stack([record.labels(owner)[at] for owner, at in alone])
-    title = f"clients with one row each, {len(messages)} in round {round}"
-    target = of_messages(record, title, messages, rows, labels)
+    alone = record.alone(round, client, SINGLES)
+    rows = torch.stack([record.rows(owner)[at] for owner, at in alone.samples])
+    labels = torch.stack([record.labels(owner)[at] for owner, at in alone.samples])
+    title = f"clients with one row each, {len(alone.messages)} in round {round}"
+    target = of_messages(record, title, alone.messages, rows, labels)
     return _attacked(target, "single row", round, Sender(client), seed, say, min(most, OPTIMISED))
 
 

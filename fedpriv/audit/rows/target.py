@@ -17,11 +17,10 @@ from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.row_attempts import RowAttempt, Rows
 from fedpriv.attacks.lab.same_net import rows_on_same_net
 from fedpriv.attacks.lab.trial import Attacker, Mounted, NotTried, Trial, difference_reasons
-from fedpriv.attacks.scoring.row_scores import in_order, right_cells, typical_row
+from fedpriv.attacks.scoring.row_scores import BY_CHANCE, in_order, right_cells, typical_row
 from fedpriv.audit.images.target import Doubts, Source, hidden_layers, unexplained
-from fedpriv.audit.judge.rows import BY_CHANCE
 from fedpriv.audit.record.base import Message, Record
-from fedpriv.audit.rows.figures import by_chance, whole_rows
+from fedpriv.audit.rows.figures import by_chance
 from fedpriv.errors import UsageError
 
 CONSTANT, OTHERS = "most frequent values", "other rows"
@@ -65,10 +64,10 @@ class Target(Doubts, Rows):
 
     def failed(self, attempt: RowAttempt) -> bool:
         """See :meth:`fedpriv.audit.images.target.Doubts.failed`."""
-        if attempt.scores is None:
+        if attempt.scores is None or attempt.sure is None:
             return True
         hits = attempt.scores.hits
-        more_rows = all(whole_rows(hits) > whole_rows(guess) for guess in self.guesses().values())
+        more_rows = attempt.sure.successes > 0 and not any(guess.all() for guess in self.guesses().values())
         more_cells = all(hits.sum() > guess.sum() for guess in self.guesses().values())
         return not more_rows and not (more_cells and by_chance(hits, self.guesses()) <= BY_CHANCE)
 
@@ -82,6 +81,11 @@ class Target(Doubts, Rows):
             for at, best in zip(self.encoding.entries, hits.argmax(0).tolist(), strict=True):
                 row[at] = public[best, at]
         return row
+
+    @property
+    def others(self) -> Tensor:
+        """See :attr:`Rows.others`: public rows where there are any."""
+        return self.public.to(self.rows) if len(self.public) else super().others
 
     def guesses(self) -> dict[str, Tensor]:
         """Which cells guesses have right ``(n, K)``, by name."""

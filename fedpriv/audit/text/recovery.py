@@ -10,8 +10,6 @@ from fedpriv.attacks.attack import TextAttack, text_attacks
 from fedpriv.attacks.lab.trial import Attacker, Trial
 from fedpriv.audit.progress import Say, spent
 from fedpriv.audit.record.base import Record
-from fedpriv.audit.record.run import RunRecord
-from fedpriv.audit.record.shadow_updates import single_samples
 from fedpriv.audit.results import Sender, TargetKind, TextOutcome, TextScoreMeans, TextTargetResult
 from fedpriv.audit.text.attempts import TextAttempt, TextTarget
 from fedpriv.audit.text.figures import guess, score_figures, status_of, text_figures
@@ -35,10 +33,10 @@ def on_message(record: Record, round: int, client: int, seed: int, say: Say) -> 
     return _attacked(target, "message", round, record.sender(round, client), seed, say)
 
 
-def on_single_texts(record: RunRecord, round: int, client: int, seed: int, say: Say) -> TextTargetResult:
+def on_single_texts(record: Record, round: int, client: int, seed: int, say: Say) -> TextTargetResult:
     """Attack the messages of simulated clients that hold one text each."""
     n = min(EASIEST, len(record.labels(client)))
-    results = single_samples(record, round, client, n)
+    results = record.alone(round, client, n).messages
     title = f"clients with one text each, {n} of client {client}'s, in round {round}"
     ids, labels = record.texts(client)[:n], record.labels(client)[:n]
     target = of_messages(record, title, results, ids, labels)

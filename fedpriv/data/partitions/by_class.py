@@ -17,7 +17,7 @@ from fedpriv.data.partition_rules import (
 from fedpriv.errors import UsageError
 
 
-@partition_rule("iid")
+@partition_rule("iid", by_label=False)
 def iid(task: PartitionTask) -> PartitionIndices:
     """A random permutation cut into equal parts (sizes differ by at most one)."""
     # Flower's IidPartitioner cuts the rows in order, without a permutation, so it would not save any code.

@@ -146,6 +146,7 @@ def make_partition(
     Args:
         train_labels: ``(N,)`` class ids of the training split.
         test_labels: ``(N_test,)`` class ids of the test split.
+        classes: 0: labels are numbers, and here all samples are of class 0.
         seed: used unless ``config.partition.seed`` is set.
         owners: whose each sample is, where the partition takes its clients from the data. A client is then tested on test samples
             of its own, if the data have them.
@@ -157,6 +158,9 @@ def make_partition(
     named = REGISTRY.find(config.partition.name)
     if not len(train_labels):
         raise UsageError("there are no training samples to partition")
+    if not classes:
+        check_numbers(config)
+        classes = 1
     if config.partition.seed is not None:
         seed = config.partition.seed
     if owners is not None:
@@ -168,6 +172,15 @@ def make_partition(
         if len(_MADE) > _MOST_MADE:
             _MADE.popitem(last=False)
     return _MADE[key]
+
+
+def check_numbers(config: DataConfig) -> None:
+    """Raise :class:`UsageError` if the partition of a config deals samples by their labels, where these are numbers."""
+    if REGISTRY.find(name := config.partition.name).by_label:
+        raise UsageError(
+            f"partition {name} deals samples by their classes, and the labels are numbers to predict; --partition iid, or "
+            "by_column for clients that a column names"
+        )
 
 
 def _build(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedpriv.data.encoding import Column
+from fedpriv.data.encoding import Column, NumberColumn
 from fedpriv.files import Damaged, load_json, save_json
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ FILE = "preprocessing.json"
 MODEL, TOKENIZER = "model.pt2", "tokenizer"
 """Beside it: the exported program, and the folder of the tokenizer of texts."""
 PREDICTION = "prediction"
-"""The column of the predicted class."""
+"""The column of the predicted class, or number."""
 Kind = Literal["rows", "images", "texts", "pairs", "arrays"]
 
 
@@ -78,6 +78,7 @@ class Preprocessing:
         image: of images and of pairs.
         text: of texts and of pairs.
         array: of arrays.
+        target: of a regression, the column of the labels, in whose unit a model's output is; there are then no classes.
     """
 
     classes: tuple[str, ...]
@@ -85,6 +86,7 @@ class Preprocessing:
     image: ImageForm | None = None
     text: TextForm | None = None
     array: ArrayForm | None = None
+    target: NumberColumn | None = None
 
     @classmethod
     def of(cls, dataset: Dataset, text: TextForm | None) -> Preprocessing:
@@ -99,7 +101,7 @@ class Preprocessing:
             image = ImageForm((channels, height, width), dataset.mean, dataset.std)
         elif text is None and not dataset.columns:
             array = ArrayForm(dataset.input_shape, dataset.mean, dataset.std)
-        return cls(dataset.classes, dataset.columns, image, text, array)
+        return cls(dataset.classes, dataset.columns, image, text, array, dataset.target)
 
     @property
     def kind(self) -> Kind:
@@ -110,7 +112,7 @@ class Preprocessing:
 
     @property
     def output_columns(self) -> tuple[str, ...]:
-        """The columns of predictions: the predicted class, and the probability of each class."""
+        """The columns of predictions: the predicted class, and the probability of each class; or the predicted number."""
         return PREDICTION, *(f"probability_{name}" for name in self.classes)
 
     @property

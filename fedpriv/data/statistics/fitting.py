@@ -38,22 +38,35 @@ class SampleKind:
         channels: of images, or of arrays.
         images: whether the samples are images.
         arrays: the column of the arrays.
+        target: of a regression, the column of the labels.
     """
 
     columns: tuple[ColumnForm, ...] = ()
     channels: int = 0
     images: bool = False
     arrays: str | None = None
+    target: ColumnForm | None = None
 
     @classmethod
-    def of_cells(cls, cells: Sequence[Cells]) -> SampleKind:
-        """That of a table, or of arrays."""
+    def of_cells(cls, cells: Sequence[Cells], target: NumberColumn | None = None) -> SampleKind:
+        """That of a table, or of arrays.
+
+        Args:
+            target: of a regression, the column of the labels.
+        """
+        label = None if target is None else ColumnForm(target.name, "number", target.unit)
         if isinstance(arrays := cells[0], ArrayCells):
-            return cls((), arrays.train.shape[1], arrays=arrays.name)
+            return cls((), arrays.train.shape[1], arrays=arrays.name, target=label)
         columns = (column for column in cells if not isinstance(column, ArrayCells))
         return cls(
-            tuple(ColumnForm(column.name, column.kind, column.unit or None, column.left_out or None) for column in columns)
+            tuple(ColumnForm(column.name, column.kind, column.unit or None, column.left_out or None) for column in columns),
+            target=label,
         )
+
+    @property
+    def labels(self) -> tuple[ColumnForm, ...]:
+        """The column of the labels, if they are numbers."""
+        return () if self.target is None else (self.target,)
 
     def undeclared(self, declared: Levels) -> tuple[str, ...]:
         """The columns of categories whose levels are not declared."""
@@ -66,7 +79,7 @@ class SampleKind:
             levels: those that any client names, of the columns without declared ones.
             classes: number of classes whose samples are counted.
         """
-        numbers = tuple(column.name for column in self.columns if column.kind == "number")
+        numbers = tuple(column.name for column in (*self.columns, *self.labels) if column.kind == "number")
         return Inquiry(numbers, tuple((name, tuple(sorted(named))) for name, named in levels.items()), self.channels, classes)
 
     def encoding(self, inquiry: Inquiry, totals: Totals, declared: Levels) -> Encoding:
@@ -77,7 +90,7 @@ class SampleKind:
         """
         moments = dict(zip(inquiry.numbers, totals.moments, strict=False))
         counts = {name: (levels, held) for (name, levels), held in zip(inquiry.levels, totals.levels, strict=True)}
-        columns = list[Column]()
+        columns, target = list[Column](), None
         for column in self.columns:
             name = column.name
             if column.kind == "category":
@@ -88,11 +101,14 @@ class SampleKind:
                 raise UsageError(f"no training row has a number in column {name!r}; leave it out: --set data.drop=[{name}]")
             gaps = moments[name].count < totals.rows
             columns.append(NumberColumn(name, moments[name].mean, moments[name].deviation or 1.0, gaps, column.unit))
+        if self.target is not None:
+            of_labels = moments[self.target.name]
+            target = NumberColumn(self.target.name, of_labels.mean, of_labels.deviation or 1.0, unit=self.target.unit)
         channels = totals.moments[len(inquiry.numbers) :]
         mean, std = (tuple(channel.mean for channel in channels), tuple(channel.deviation for channel in channels))
         if self.images:  # to four digits, on the [0, 1] scale
             mean, std = (tuple(round(number / 255, 4) for number in numbers) for numbers in (mean, std))
-        return Encoding(tuple(columns), mean, tuple(number or 1.0 for number in std), totals.classes)
+        return Encoding(tuple(columns), mean, tuple(number or 1.0 for number in std), totals.classes, target)
 
 
 def _most_frequent(levels: Sequence[str], counts: Sequence[int]) -> tuple[str, ...]:

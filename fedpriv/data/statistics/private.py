@@ -55,11 +55,12 @@ def check_declared(kind: SampleKind, bounds: Bounds, levels: Levels, level: str)
         UsageError: a column lacks them.
     """
     why = f"privacy.level {level}: no client may tell"
-    for column in kind.columns:
+    for column in (*kind.columns, *kind.labels):
         if column.left_out is None and column.kind == "number" and column.name not in bounds:
+            hint = "" if column is kind.target else ", or leave it out (data.drop)"
             raise UsageError(
-                f"{why} how large the numbers of column {column.name!r} are; --set data.bounds.{column.name}=[LEAST,GREATEST], "
-                "or leave it out (data.drop)"
+                f"{why} how large the numbers of column {column.name!r} are; --set data.bounds.{column.name}=[LEAST,GREATEST]"
+                f"{hint}"
             )
         if column.left_out is None and column.kind == "category" and column.name not in levels:
             raise UsageError(
@@ -125,7 +126,8 @@ def noisy_encoding(kind: SampleKind, inquiry: Inquiry, numbers: Sequence[float],
     channels, scale = moments[len(inquiry.numbers) :], 255 if kind.images else 1
     mean, std = (tuple(channel[place] / scale for channel in channels) for place in (0, 1))
     counts = tuple(max(0, round(count)) for count in numbers[3 * inquiry.summed :])
-    return Encoding(tuple(columns), mean, std, counts)
+    target = kind.target and NumberColumn(kind.target.name, *by_name[kind.target.name], unit=kind.target.unit)
+    return Encoding(tuple(columns), mean, std, counts, target)
 
 
 def _samples(rows: TrainingRows, bounds: Bounds) -> tuple[NDArray[np.generic], tuple[float, float]]:

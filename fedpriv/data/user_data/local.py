@@ -102,7 +102,8 @@ def hub_source(name: str, data: DataConfig) -> Source:
 
 def _assembled(name: str, tables: list[Table], data: DataConfig) -> Opened:
     columns = find_columns(tables[0], data.label, data.partition.column, data.features, data.drop)
-    opened = assemble(name, tables, replace(columns, numbers=tuple(data.bounds), categories=tuple(data.levels)))
+    declared = replace(columns, numbers=tuple(data.bounds), categories=tuple(data.levels))
+    opened = assemble(name, tables, declared, task=data.task)
     if len(tables) == 1:
         whose = "the samples" if opened.owners is None else "each client's samples"
         opened.notes.append(f"there is no test split: a fixed fifth of {whose} is held out")

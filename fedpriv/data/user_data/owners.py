@@ -97,13 +97,13 @@ def with_clients(config: RunConfig, owners: Owners | None) -> RunConfig:
     return config.with_clients(clients)
 
 
-@partition_rule(GIVEN)
+@partition_rule(GIVEN, by_label=False)
 def given(task: PartitionTask) -> PartitionIndices:
     """The clients that the data come with: a folder each (`clients/<client>/...`), or an object each in Python."""
     return PartitionIndices(_owners(task).held(_owners(task).train))
 
 
-@partition_rule(BY_COLUMN, uses=["column"])
+@partition_rule(BY_COLUMN, uses=["column"], by_label=False)
 def by_column(task: PartitionTask) -> PartitionIndices:
     """A client for each value of a column (--column), such as a hospital, a user or a writer."""
     from flwr_datasets.partitioner import NaturalIdPartitioner

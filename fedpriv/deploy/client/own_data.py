@@ -101,7 +101,7 @@ class OwnData:
 
     def _own_partition(self, dataset: Dataset, config: RunConfig) -> Partition:
         """The partition in which every sample is this client's, and the other clients have none."""
-        labels = dataset.train_labels.numpy(), dataset.test_labels.numpy()
+        labels = [strata.numpy() for strata in dataset.strata]
         options = config.data.partition.model_copy(update={"name": "iid", "test": "disjoint"})
         alone = config.data.model_copy(update={"clients": 1, "partition": options})
         whole = make_partition(*labels, len(dataset.classes), alone, config.data.partition.seed or 0)

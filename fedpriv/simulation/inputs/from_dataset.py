@@ -14,6 +14,7 @@ from fedpriv.methods.build import objective_of
 from fedpriv.models.net import Net
 from fedpriv.models.registry import Shape, build_model
 from fedpriv.models.user_net import build_user_net, is_user_net, unimportable_note
+from fedpriv.scores.tasks import task_of
 from fedpriv.simulation.inputs.pairs import PAIR_MODEL, prepare_pairs
 from fedpriv.simulation.inputs.prepared import Prepared, upper
 from fedpriv.simulation.inputs.texts import TEXT_MODEL, prepare_texts
@@ -89,7 +90,8 @@ def _rows(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepared
     if model.name in (TEXT_MODEL, PAIR_MODEL):
         raise UsageError(f"model {model.name} is for texts, and {dataset.name} holds rows of a table; --model mlp")
     train, test = (Ready(part, device) for part in dataset.vectors)
-    return Prepared(config, train, test, image_net(config, dataset.input_shape, len(dataset.classes)))
+    outputs = task_of(len(dataset.classes), dataset.target).outputs
+    return Prepared(config, train, test, image_net(config, dataset.input_shape, outputs))
 
 
 def image_net(config: RunConfig, input_shape: Shape, classes: int) -> Callable[[], Net]:

@@ -52,10 +52,10 @@ def measured(dataset: Dataset, partition: Partition, config: RunConfig) -> tuple
     Raises:
         UsageError: no training row of any client has a number in some column.
     """
-    classes, data = counted_classes(config, len(dataset.classes)), config.data
+    kind, data = SampleKind() if dataset.is_encoded else dataset.kind, config.data
+    classes = counted_classes(config, kind, len(dataset.classes))
     if dataset.is_encoded and not classes:
         return dataset, None
-    kind = SampleKind() if dataset.is_encoded else dataset.kind
     held = {client: rows for client, rows in enumerate(partition.train) if len(rows)}
     rows = {client: dataset.training_rows(np.asarray(places), data.min_level) for client, places in held.items()}
     noise, secure = statistics_noise(config, kind), config.wire.secure_aggregation
@@ -82,6 +82,8 @@ def note_on_statistics(gathered: Gathered, config: RunConfig) -> str:
             f"{begin} statistics of its training rows: sums and sums of squares of each column of numbers, and how many of its "
             f"rows have each level that at least {least} have (data.min_level)"
         )
+        if encoding.classes:
+            what += ", and each class"
     elif encoding.mean:
         what = f"{begin} statistics of its training samples: sums of their numbers and of the squares, by channel"
     else:

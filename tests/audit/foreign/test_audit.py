@@ -9,10 +9,11 @@ import torch
 
 import fedpriv
 from fedpriv.attacks.core.observation import ThreatModel
-from fedpriv.audit.foreign.audit import audit_recorded
+from fedpriv.audit.foreign.audit import AuditedFolder, audit_recorded
 from fedpriv.audit.foreign.membership import in_recorded_rounds
 from fedpriv.audit.foreign.record import FolderRecord
-from fedpriv.audit.foreign.replay import CannotReplay, compare_with_message
+from fedpriv.audit.foreign.replay import compare_with_message
+from fedpriv.audit.foreign.simulation import CannotReplay, SimulatedRecord
 from fedpriv.audit.membership.member_scores import LOSS, REGRESSION
 from fedpriv.audit.progress import Progress
 from fedpriv.audit.run_audit import AuditOptions
@@ -37,34 +38,34 @@ def test_messages_are_the_recorded_ones(tmp_path: Path) -> None:
 
 def test_the_declared_training_is_done_again_and_compared(tmp_path: Path) -> None:
     right, wrong = recorded(tmp_path / "right").folder, recorded(tmp_path / "wrong", lr=0.1).folder
-    assert compare_with_message(FolderRecord(right), 1, 0).agrees
-    assert not compare_with_message(FolderRecord(wrong), 1, 0).agrees
+    assert compare_with_message(SimulatedRecord(right), 1, 0).agrees
+    assert not compare_with_message(SimulatedRecord(wrong), 1, 0).agrees
     unknown = recorded(tmp_path / "unknown", training={"lr": 0.5}).folder
-    with pytest.raises(UsageError, match="local_epochs or local_steps"):
-        compare_with_message(FolderRecord(unknown), 1, 0)
+    with pytest.raises(CannotReplay, match="local_epochs or local_steps"):
+        compare_with_message(SimulatedRecord(unknown), 1, 0)
     other = recorded(tmp_path / "other", training={"lr": 0.5, "local_epochs": 1, "batch_size": 4, "augmented": True}).folder
     with pytest.raises(CannotReplay, match="augmented"):
-        compare_with_message(FolderRecord(other), 1, 0)
+        compare_with_message(SimulatedRecord(other), 1, 0)
 
 
 def test_training_that_is_not_as_declared_makes_failures_no_evidence(tmp_path: Path) -> None:
     folder = recorded(tmp_path / "wrong", rounds=1, lr=0.1).folder
     run, _ = audit_recorded(folder, None, AuditOptions(messages=1, membership_shadows=0, budget=1e-6), lambda text: None)
-    assert any("not as declared" in condition for condition in run.conditions)
+    assert any("not as the record declares" in condition for condition in run.conditions)
     honest = recorded(tmp_path / "right", rounds=1).folder
     run, _ = audit_recorded(honest, None, AuditOptions(messages=1, membership_shadows=0, budget=1e-6), lambda text: None)
     assert any("is as the record declares" in condition for condition in run.conditions)
 
 
 def test_members_are_found_and_the_server_s_own_update_shows_none(tmp_path: Path) -> None:
-    record = FolderRecord(recorded(tmp_path / "record", rounds=1).folder)
-    members = in_recorded_rounds(record, 0, Progress(lambda text: None, None))
+    record = SimulatedRecord(recorded(tmp_path / "record", rounds=1).folder)
+    members = in_recorded_rounds(record, [], 8, 0, Progress(lambda text: None, None))
     areas = {outcome.attack: outcome.points.auc.value for outcome in members.outcomes if outcome.points is not None}
     assert areas[REGRESSION] == 1.0 and LOSS in areas
     assert any(control.name == "negative" and control.passed for control in members.controls)
 
 
-def test_gradients_are_not_read_as_weights(tmp_path: Path) -> None:
+def test_gradients_are_simulated_as_gradients(tmp_path: Path) -> None:
     (data, net) = samples(6, 1), small_net()
     loss = torch.nn.functional.cross_entropy(net(data[0]), data[1])
     gradient = dict(zip(dict(net.named_parameters()), torch.autograd.grad(loss, list(net.parameters())), strict=True))
@@ -73,8 +74,13 @@ def test_gradients_are_not_read_as_weights(tmp_path: Path) -> None:
         record.public(*samples(36, 3))
         record.sent(1, "a", net.state_dict())
         record.answered(1, "a", gradient, kind="gradient")
-    members = in_recorded_rounds(FolderRecord(tmp_path), 0, Progress(lambda text: None, None))
-    assert members.refused is not None and "gradients" in members.refused.text
+    folder = AuditedFolder(tmp_path)
+    assert folder.cannot_simulate is None and "as the record declares" in folder.sentence
+    members = folder.members(AuditOptions(membership_shadows=8), [1], Progress(lambda text: None, None))
+    assert members is not None
+    tried = {outcome.attack: outcome.points for outcome in members.outcomes}
+    assert tried[LOSS] is None  # there is no model to be confident
+    assert tried[REGRESSION] is not None and tried[REGRESSION].auc.value > 0.9
 
 
 @pytest.mark.slow

@@ -1,0 +1,61 @@
+"""Multi-Krum (Blanchard et al., NeurIPS 2017): the mean of the uploads that are nearest to their neighbours.
+
+    s_k = sum over the K - f - 2 uploads nearest to w_k of |w_k - w_i|^2;    w = mean of the m uploads with the smallest s_k
+
+f is the number of bad clients that it is to hold against, which needs K >= 2 f + 3. m = K - f unless it is given; m = 1 is Krum.
+The numbers of samples have no effect. BatchNorm's running statistics are no part of the distances.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
+from fedpriv.aggregation.columns import blocks, parameter_groups, weighted_sum
+from fedpriv.aggregation.rows import Rows
+from fedpriv.interfaces import params
+
+
+def pairwise(rows: Rows, slices: tuple[slice, ...]) -> Tensor:
+    """Squared distances between the uploads ``(K, p)`` in the columns of ``slices``: ``(K, K)`` in float64."""
+    distances = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
+    for _, block in blocks(rows, slices):
+        distances += torch.cdist(block, block, compute_mode="donot_use_mm_for_euclid_dist").square_()
+    return distances
+
+
+def scores(distances: Tensor, bad: int) -> Tensor:
+    """The scores s ``(K,)`` of squared distances ``(K, K)`` for at most ``bad`` bad clients; K is at least ``2 bad + 3``."""
+    nearest = distances.sort(1).values[:, 1 : len(distances) - bad - 1]  # without itself
+    return nearest.sum(1)
+
+
+@params
+class KrumParams:
+    """Options of multi-Krum."""
+
+    bad: float = Field(0.2, ge=0, lt=0.5, description="share of the uploads of a round that may be bad; f is rounded down")
+    keep: int | None = Field(None, ge=1, description="uploads in the mean, m; null: all but f")
+
+
+@register("multi-krum")
+class MultiKrum(Aggregation):
+    """The mean of the uploads nearest to their neighbours; holds against a share of bad clients, fewer than half."""
+
+    paper = "Blanchard et al., NeurIPS 2017"
+    Params = KrumParams
+    by_columns = True
+
+    def merge(self, uploads: Uploads, memory: Memory) -> Merged:
+        rows, count = uploads.by_columns, len(uploads)
+        bad = max(0, min(int(self.params.bad * count), (count - 3) // 2))
+        kept = torch.arange(count)
+        if count >= 3:
+            (group,) = parameter_groups(uploads.space, "model")
+            keep = min(self.params.keep or count, count - bad)
+            kept = scores(pairwise(rows, group.slices), bad).cpu().argsort(stable=True)[:keep]
+        weights = torch.zeros(count, dtype=torch.float64).index_fill(0, kept, 1 / len(kept))
+        report = {"krum/holds_against": float(bad), "krum/left_out": float(count - len(kept))}
+        return Merged(weighted_sum(rows, weights), memory, report)

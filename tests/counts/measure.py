@@ -1,0 +1,194 @@
+"""What a start, a round, a step and a copy to MLflow take, in counts, which unlike times are the same on every machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fedpriv
+from fedpriv.tracking.mirror import sync
+from tests.conftest import simulated
+
+UNUSED = (
+    "torch._dynamo", "torch._inductor", "sklearn", "scipy.stats", "pandas", "matplotlib", "transformers", "opacus", "kornia",
+    "mlflow", "ray", "flwr", "ot", "datasets",
+)  # fmt: skip
+"""Packages that the quick start does not use before its first round."""
+
+START = """
+import json, os, sys
+started = []
+sys.addaudithook(lambda name, _: started.append(name) if name in ("os.fork", "subprocess.Popen") else None)
+class UntilTheFirstRound:
+    shown = ""
+    def __init__(self, stream): self.stream = stream
+    def __getattr__(self, name): return getattr(self.stream, name)
+    def write(self, text):
+        self.shown += text
+        if "accuracy" in self.shown.partition("round 1/2")[2]:
+            print(json.dumps({"modules": sorted(sys.modules), "processes": len(started)}), flush=True)
+            os._exit(0)
+        return len(text)
+sys.stderr = UntilTheFirstRound(sys.stderr)
+from fedpriv.cli import main
+main(sys.argv[1:])
+"""
+"""A program that runs the command line until the first round is shown, and prints what it took."""
+
+Counts = dict[str, float]
+BOUNDS = Path(__file__).with_name("bounds.json")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a count was when it was last committed, what it may be at most, and why."""
+
+    count: float
+    bound: float
+    reason: str
+
+
+def count_start(folder: Path) -> Counts:
+    """What the quick start takes until its first round is shown, in a process of its own."""
+    words = ["train", "--method", "mpfedcon", "--rounds", "2", "--tracking-uri", "none", "--run-dir", str(folder / "start")]
+    process = subprocess.run([sys.executable, "-c", START, *words], capture_output=True, text=True, timeout=300, encoding="utf-8")
+    facts = json.loads(process.stdout)
+    return {
+        "start: modules": len(facts["modules"]),
+        "start: packages without a use": len(set(UNUSED).intersection(facts["modules"])),
+        "start: processes": facts["processes"],
+    }
+
+
+@contextmanager
+def _operations() -> Iterator[Counter[str]]:
+    """The operations on tensors, by name; and how often a batch passes through the whole net, which ends in ten classes."""
+    counter = Counter[str]()
+
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            counter["operations"] += 1
+            counter[func.overloadpacket._qualified_op_name] += 1
+            return func(*args, **(kwargs or {}))
+
+    def called(module: nn.Module, *_: object) -> None:
+        counter["passes"] += isinstance(module, nn.Linear) and module.out_features == 10
+
+    hook = register_module_forward_hook(called)
+    try:
+        with Operations():
+            yield counter
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def _calls() -> Iterator[Counter[str]]:
+    """The Python functions that are called in this thread."""
+    counter, before = Counter[str](), sys.getprofile()
+
+    def called(frame: Any, event: str, argument: Any) -> None:
+        counter["calls"] += event == "call"
+
+    sys.setprofile(called)
+    try:
+        yield counter
+    finally:
+        sys.setprofile(before)
+
+
+@contextmanager
+def _disk() -> Iterator[Counter[str]]:
+    """The syncs, and the bytes of the files that are synced."""
+    counter, real = Counter[str](), os.fsync
+
+    def synced(descriptor: int) -> None:
+        facts = os.fstat(descriptor)
+        counter["syncs"] += 1
+        counter["bytes"] += facts.st_size if stat.S_ISREG(facts.st_mode) else 0
+
+    os.fsync = synced
+    try:
+        yield counter
+    finally:
+        os.fsync = real
+
+
+def _second_round(
+    folder: Path, executor: str, counting: Callable[[], AbstractContextManager[Counter[str]]], **overrides: Any
+) -> Counter[str]:
+    """What the second round of FedAvg on digits takes, with three clients of up to three batches."""
+    run = folder / f"{executor}{counting.__name__}{len(overrides)}"
+    simulation = simulated(run, "fedavg", False, **{"executor.name": executor, "train.rounds": 2, **overrides})
+    rounds = simulation.rounds()
+    next(rounds)
+    with counting() as counter:
+        next(rounds)
+    return counter
+
+
+def count_rounds(folder: Path) -> Counts:
+    """What a round takes, one client after another and in a group, and its checkpoint."""
+    alone, group = (_second_round(folder, executor, _operations) for executor in ("sequential", "vectorized"))
+    few, many = (_second_round(folder, "vectorized", _calls, **{"train.local_epochs": epochs})["calls"] for epochs in (2, 4))
+    steps_of_few = _second_round(folder, "vectorized", _operations, **{"train.local_epochs": 2})["aten::_fused_sgd_"]
+    disk = _second_round(folder, "sequential", _disk)
+    copies = ("aten::copy_", "aten::clone", "aten::_to_copy")
+    return {
+        "round: calls of fused SGD": alone["aten::_fused_sgd_"],
+        "round: forward passes": alone["passes"],
+        "round: operations on tensors": alone["operations"],
+        "round: tensors copied": sum(alone[name] for name in copies),
+        "group: calls of fused SGD": group["aten::_fused_sgd_"],
+        "group: operations on tensors": group["operations"],
+        "group: tensors copied": sum(group[name] for name in copies),
+        "group: Python calls a step": round((many - few) / steps_of_few, 1),
+        "checkpoint: syncs": disk["syncs"],
+        "checkpoint: kB": round(disk["bytes"] / 1000),
+    }
+
+
+def count_queries(folder: Path) -> Counts:
+    """The queries to MLflow's SQL store with which a run of one round, and one of three, are copied."""
+    queries = Counter[int]()
+    rounds = 0
+
+    def asked(*_: object) -> None:
+        queries[rounds] += 1
+
+    event.listen(Engine, "before_cursor_execute", asked)
+    try:
+        for rounds in (2, 1, 3):  # the first creates the store
+            run = fedpriv.train(
+                method="fedavg", dataset="digits", clients=2, rounds=rounds, tracking_uri="none",
+                run_dir=folder / f"rounds{rounds}", **{"train.local_epochs": 1},
+            )  # fmt: skip
+            sync(run.path, f"sqlite:///{folder / 'mlflow.db'}", "counts")
+    finally:
+        event.remove(Engine, "before_cursor_execute", asked)
+    return {"tracking: queries a run": queries[1], "tracking: queries of two rounds more": queries[3] - queries[1]}
+
+
+def measure(folder: Path) -> Counts:
+    """All counts; ``folder`` is for the runs."""
+    return count_start(folder) | count_rounds(folder) | count_queries(folder)
+
+
+def bounds() -> dict[str, Bound]:
+    """The committed table, by count."""
+    return {name: Bound(**row) for name, row in json.loads(BOUNDS.read_text(encoding="utf-8")).items()}

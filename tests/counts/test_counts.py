@@ -1,0 +1,23 @@
+"""No count of a start, a round or a copy to MLflow is over its bound in ``bounds.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.counts.measure import Counts, bounds, count_queries, count_rounds, count_start
+
+
+@pytest.mark.parametrize("count", [count_start, count_rounds, count_queries])
+def test_counts_are_within_their_bounds(count: Callable[[Path], Counts], tmp_path: Path) -> None:
+    table = bounds()
+    over = {name: (value, table[name]) for name, value in count(tmp_path).items() if value > table[name].bound}
+    assert not over, f"{over}; see by how much all differ: python -m tests.counts"
+
+
+def test_each_bound_has_a_reason_and_is_near_its_count() -> None:
+    for name, row in bounds().items():
+        assert row.reason, name
+        assert row.count <= row.bound <= max(1.1 * row.count, row.count + 2), name
