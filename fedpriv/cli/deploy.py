@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,9 @@ from fedpriv.cli import main
 from fedpriv.cli.common import command, console
 from fedpriv.cli.options import config_from, config_options
 from fedpriv.cli.terminal import FilePath, SafeGroup, say
+
+if TYPE_CHECKING:
+    from fedpriv.deploy.operation.logs import LogFormat
 
 _SHOWN = 5
 DIR = click.argument("folder", metavar="DIR", type=FilePath())
@@ -114,45 +117,88 @@ def renew(folder: Path) -> dict[str, Any]:
     return {"certificate": str(paths.certificate)}
 
 
+_LOG_FORMAT = click.option(
+    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of the lines in its log."
+)
+_METRICS_PORT = click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65535),
+    help="Port of 127.0.0.1 for /health and /metrics; default: none.",
+)
+
+
 @command(deploy, "server")
 @DIR
-def server(folder: Path) -> None:
+@_LOG_FORMAT
+@_METRICS_PORT
+def server(folder: Path, log_format: LogFormat, metrics_port: int | None) -> None:
     """Run the server of a deployment, until Ctrl-C.
 
     \b
-    Example: fedpriv deploy server DIR
+    Example: fedpriv deploy server DIR --metrics-port 9464 --log-format json
     """
     require_flower()
     from fedpriv.deploy.flower import machines
     from fedpriv.deploy.flower.paths import DeploymentPaths
+    from fedpriv.deploy.operation.journal import note
+    from fedpriv.deploy.operation.measuring import of_server
+    from fedpriv.deploy.operation.metrics import Health, memory
+    from fedpriv.errors import FedprivError
 
     paths = DeploymentPaths.open(folder)
-    with machines.server(paths) as supervisor:
+    with machines.server(paths, log_format) as supervisor:
         settings = paths.settings()
+        note(paths.journal, "server")
         _warn_of_readable(paths.authority_key, paths.key, paths.secret)
         say(f"server on {settings.listen}:{settings.port}; it writes {paths.log}", err=True)
-        supervisor.watch()
+
+        def nodes() -> list[tuple[str, str]]:
+            try:
+                return [(node.name, node.status) for node in link_of(paths).nodes()]
+            except FedprivError:  # it is started again
+                return []
+
+        def check() -> Health:
+            try:
+                link_of(paths)
+            except FedprivError as error:
+                return Health(str(error))
+            return Health(supervisor.problem())
+
+        with _measured(metrics_port, lambda: (*of_server(paths.runs, paths.counters, nodes), *memory(supervisor.pids())), check):
+            supervisor.watch()
 
 
 @command(deploy, "client")
 @click.argument("file", metavar="FILE", type=FilePath())
-def client(file: Path) -> None:
+@_LOG_FORMAT
+@_METRICS_PORT
+def client(file: Path, log_format: LogFormat, metrics_port: int | None) -> None:
     """Run a client of a deployment on its own data, until Ctrl-C.
 
     It waits for a server that cannot be reached yet.
 
     \b
-    Example: fedpriv deploy client client-2.yaml
+    Example: fedpriv deploy client client-2.yaml --metrics-port 9465
     """
     require_flower()
     from fedpriv.deploy.flower import machines
     from fedpriv.deploy.flower.paths import read_client
+    from fedpriv.deploy.operation.measuring import of_counters
+    from fedpriv.deploy.operation.metrics import Health, memory
 
-    _warn_of_readable(read_client(file).key)
+    settings = read_client(file)
+    _warn_of_readable(settings.key)
     plugins = click.get_current_context().meta.get("fedpriv.plugins", ())
-    with machines.client(file, plugins, lambda text: say(f"warning: {text}", err=True)) as supervisor:
+    with machines.client(file, plugins, lambda text: say(f"warning: {text}", err=True), log_format=log_format) as supervisor:
         say(f"client of {file}; it writes {supervisor.log}", err=True)
-        supervisor.watch()
+        counters = settings.folder / machines.COUNTERS
+
+        def check() -> Health:
+            return Health(supervisor.problem())
+
+        with _measured(metrics_port, lambda: (*of_counters(counters), *memory(supervisor.pids())), check):
+            supervisor.watch()
 
 
 @command(deploy, "run")
@@ -256,6 +302,19 @@ def require_flower() -> None:
 
 
 @contextmanager
+def _measured(port: int | None, measure: Any, check: Any) -> Iterator[None]:
+    """A block in which a port answers ``/health`` and ``/metrics``; ``None``: no port does."""
+    from fedpriv.deploy.operation.metrics import served
+
+    if port is None:
+        yield
+        return
+    with served(port, measure, check):
+        say(f"http://127.0.0.1:{port}/metrics and /health", err=True)
+        yield
+
+
+@contextmanager
 def _new_folder(given: Path | None) -> Iterator[Path]:
     """A block with a folder: the given one, or a temporary one, which is kept after a failure for its logs."""
     import shutil
@@ -306,6 +365,8 @@ def _follow(paths: Any, link: Any, request: Any, detach: bool) -> dict[str, Any]
             before, answers = answers, link.check(number)
             if before and not answers:
                 say(f"warning: the server does not answer any more; `fedpriv deploy server {paths.path}` starts it", err=True)
+            if answers and not before:
+                say("the server answers again", err=True)
             checked = time.monotonic()
 
     shown = os.path.relpath(run_dir)

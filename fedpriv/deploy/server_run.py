@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def start(
     numbers = range(config.data.clients)
     here = [member for member in members if member.number in numbers]
     vacant = set(numbers) - {member.number for member in here} if members else set[int]()
-    facts = _ask_for_facts(config, [number for number in numbers if number not in vacant], grid, seconds)
+    facts = _ask_for_facts(config, grid, seconds, vacant)
     for warning in (*warn_of_majorities(facts, config), *warn_of_classes(facts)):
         warn(warning)
     facts += [replace(facts[0], client=number, train=0, test=0, lacks=None) for number in vacant]
@@ -173,11 +173,11 @@ def clear_beginning(path: Path) -> None:
             (path / name).unlink(missing_ok=True)
 
 
-def _ask_for_facts(config: RunConfig, clients: Sequence[int], grid: Grid, seconds: float) -> list[Facts]:
-    """Have these clients declare its data, and check that the declarations fit together."""
+def _ask_for_facts(config: RunConfig, grid: Grid, seconds: float, vacant: Collection[int] = ()) -> list[Facts]:
+    """Have the clients of all numbers that are not vacant declare its data, and check that the declarations fit together."""
     envelope = Envelope()
     envelope.add({"do": "describe", "config": _for_clients(config).chosen()})  # the clients' data suggest what is not set
-    frames = {client: envelope.frame(run=HANDSHAKE) for client in clients}
+    frames = {client: envelope.frame(run=HANDSHAKE) for client in range(config.data.clients) if client not in vacant}
     facts: dict[int, Facts] = {}
     for client, answer in _answers(frames, grid, seconds):
         facts[client] = Facts.parse(answer.entries[0] if answer.entries else None, client)

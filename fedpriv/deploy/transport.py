@@ -15,10 +15,15 @@ CONNECTION_POLL = 1.0
 """Seconds between checks of who is connected."""
 JOIN, JOIN_AGAIN = 120.0, 5.0
 """Seconds that a client that is not connected has to come back; the second if it was given up in an earlier exchange."""
-NOT_SENT = "its node is not connected"
-"""Why a client that could be sent nothing has not answered."""
+NOT_CONNECTED = "its node is not connected"
 TRIES = 3
 """Times that a frame is sent within an exchange, at equal intervals, in case it was lost without an error."""
+
+
+class NotSent(str):
+    """Why a client that was sent nothing has not answered."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class _Pending:
     @property
     def away(self) -> str:
         """Why there is no answer, if the client is not connected."""
-        return NOT_SENT + (" any more" if self.sent else "")
+        return f"{NOT_CONNECTED} any more" if self.sent else NotSent(NOT_CONNECTED)
 
     def resend(self, why: str | None = None) -> None:
         """Mark the frame to be sent again."""
@@ -94,8 +99,8 @@ class Transport:
             if now >= checked + CONNECTION_POLL or any(pending.connection is None for pending in waiting.values()):
                 connected, checked = dict(self._network.connected()), now
                 for client, why in self._removed().items():
-                    if waiting.pop(client, None) is not None:
-                        yield client, why
+                    if (pending := waiting.pop(client, None)) is not None:
+                        yield client, why if pending.sent else NotSent(why)
             for client, pending in waiting.items():
                 if pending.connection is not None:
                     if connected.get(client, pending.connection) != pending.connection:

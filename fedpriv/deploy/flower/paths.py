@@ -64,7 +64,7 @@ class DeploymentPaths:
         self.certificate, self.key = self.path / "server" / "server.crt", self.path / "server" / "server.key"
         self.secret, self.database = self.path / "server" / "superexec.secret", self.path / "server" / "link.db"
         self.flower, self.log = self.path / "server" / "flower", self.path / "server" / "log.txt"
-        self.journal = self.path / "journal.jsonl"
+        self.counters, self.journal = self.path / "server" / "counters.json", self.path / "journal.jsonl"
         self.requests, self.runs = self.path / "requests", self.path / "runs"
 
     @classmethod
