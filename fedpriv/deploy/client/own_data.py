@@ -73,7 +73,8 @@ class OwnData:
 
     def check_net(self, build: Callable[[], Net], parts: Read) -> None:
         """Raise :class:`UsageError` if training a run's net needs more memory than this client allows."""
-        check_net(build, parts.config, self.samples(parts)["train"], self._requires)
+        texts = parts.dataset.texts is not None
+        check_net(build, parts.config, self.samples(parts)["train"], texts, self._requires)
 
     def read(self, config: RunConfig) -> Read:
         """The samples that a config names.
