@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 CLIENTS, ROUNDS, SAMPLES, OTHERS = 4, 5, 800, 500
 LR, EPOCHS, BATCH = 0.1, 5, 32
 DEFENCES = {"none": "", "clip and noise": "clip:norm=1 gaussian:variance=1e-4"}
-AUDIT: dict[str, Any] = {"messages": 1, "label_shadows": 0, "membership_shadows": 8, "singles": 0, "workers": 1}
+AUDIT: dict[str, Any] = {"messages": 1, "label_shadows": 0, "membership_shadows": 8, "singles": 1, "workers": 1}
 KEYS: dict[str, Any] = {
     "method.name": "fedavg",
     "data.clients": CLIENTS,

@@ -24,6 +24,10 @@ Tensors = Mapping[str, Any] | Sequence[Any]
 """Tensors or arrays by name, or in the order of the net's ``state_dict``."""
 
 
+class OtherRecord(UsageError):
+    """The folder holds the record of another run."""
+
+
 class Recording:
     """Writes a record. Several processes may write the same one, as the clients of a simulation do.
 
@@ -31,7 +35,7 @@ class Recording:
         folder: of the record; it is made. One that holds a record with the same facts is continued.
 
     Raises:
-        UsageError: the folder holds something else.
+        OtherRecord: the folder holds something else.
     """
 
     def __init__(self, folder: str | os.PathLike[str], facts: Facts) -> None:
@@ -47,7 +51,7 @@ class Recording:
                 file.write(text)
         except FileExistsError:
             if layout.facts_of(path.read_text(encoding="utf-8")) != self.facts:
-                raise UsageError(f"{self.folder} holds the record of another run; give an empty folder") from None
+                raise OtherRecord(f"{self.folder} holds the record of another run; give an empty folder") from None
 
     def sent(self, round: int, client: str | int, tensors: Tensors, *, nbytes: int | None = None) -> None:
         """Record what the server sent to a client: the weights at which its local training begins."""

@@ -53,8 +53,10 @@ def test_changes_are_recorded_as_changes(tmp_path: Path, monkeypatch: pytest.Mon
     assert compare_with_message(FolderRecord(recorded.folder), 2, 1).agrees
 
 
-def test_a_folder_that_each_process_would_place_elsewhere_is_refused() -> None:
+def test_what_cannot_be_recorded_is_refused_before_the_job() -> None:
     import fedpriv.nvflare
 
     with pytest.raises(UsageError, match="not a whole path"):
         fedpriv.nvflare.record(None, "record", classes=10, input_shape=(3, 32, 32))
+    with pytest.raises(UsageError, match="lr -1"):
+        fedpriv.nvflare.record(None, "/no/record", classes=10, input_shape=(3, 32, 32), training={"lr": -1})

@@ -29,7 +29,7 @@ def main() -> None:
 
         training = {"lr": 0.05, "local_epochs": 1, "batch_size": 8}
         fedpriv.nvflare.record(
-            recipe, f"{folder[0]}/{at}", at=at, classes=10, input_shape=(3, 32, 32), net="model:SimpleNetwork",
+            recipe, f"{folder[0]}/{at}", at=at, classes=10, input_shape=(3, 32, 32), net=SimpleNetwork,
             training=training, truth="model:samples", public="model:others",
         )  # fmt: skip
     recipe.execute(SimEnv(num_clients=2, workspace_root=workspace))
