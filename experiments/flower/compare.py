@@ -180,9 +180,9 @@ def report(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 Is the audit of a federation in another framework that of fedpriv's own run? Both have the same net, initial weights, partition,
 method and local training; the order of batches is not the same. {CLIENTS} clients with {SAMPLES // CLIENTS} images of CIFAR-10
-each train for {ROUNDS} rounds: a ResNet-8 with group normalisation in Flower, the net of NVFlare's first example in its simulator. One
-line records each, and `fedpriv.flower.protect` defends as `fedpriv train --defense` does. AUCs may differ by {APART}; larger
-differences are in bold.
+each train for {ROUNDS} rounds: a ResNet-8 with group normalisation in Flower, the net of NVFlare's first example in its
+simulator. One line records each, and `fedpriv.flower.protect` defends as `fedpriv train --defense` does. AUCs may differ by
+{APART}; larger differences are in bold.
 
 {lines}
 
