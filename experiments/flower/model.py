@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 SITES, ROUNDS = 4, 5
-TRAINING = {"lr": 0.05, "local_epochs": 5, "batch_size": 16}
+TRAINING = {"lr": 0.05, "local_epochs": 3, "batch_size": 16}
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
