@@ -88,9 +88,14 @@ class RecordFilter(Filter):  # type: ignore[misc]
         return shareable
 
     def _keep(self, shareable: Shareable, fl_ctx: FLContext) -> None:
-        dxo, number = from_shareable(shareable), shareable.get_header(AppConstants.CURRENT_ROUND)
+        number = shareable.get_header(AppConstants.CURRENT_ROUND)
         if number is None:
             number = fl_ctx.get_prop(_ROUND)
+        try:
+            dxo = from_shareable(shareable)
+        except ValueError as error:
+            self.log_warning(fl_ctx, f"not recorded: {error}")
+            return
         if dxo.data_kind not in _KINDS or number is None:
             self.log_warning(fl_ctx, f"not recorded: a message of kind {dxo.data_kind} in round {number}")
             return

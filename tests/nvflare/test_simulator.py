@@ -53,6 +53,17 @@ def test_changes_are_recorded_as_changes(tmp_path: Path, monkeypatch: pytest.Mon
     assert compare_with_message(AuditedFolder(recorded.folder), 2, 1).agrees
 
 
+def test_a_message_of_another_kind_passes(tmp_path: Path) -> None:
+    from nvflare.apis.fl_context import FLContext
+    from nvflare.apis.shareable import Shareable
+
+    import fedpriv.nvflare
+
+    recorder = fedpriv.nvflare.RecordFilter(str(tmp_path / "record"), {"classes": 10, "input_shape": (3, 32, 32)})
+    message = Shareable({"cipher": b"x"})
+    assert recorder.process(message, FLContext()) is message and not (tmp_path / "record").exists()
+
+
 def test_what_cannot_be_recorded_is_refused_before_the_job() -> None:
     import fedpriv.nvflare
 
