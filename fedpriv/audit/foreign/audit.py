@@ -74,13 +74,16 @@ def audit_recorded(
     conditions = (
         *bare.conditions,
         record.sentence,
-        *_refusals(record),
+        *_notes(record),
         *([f"the record ends early: {ended}"] if ended else []),
     )
     return audit_record(record, replace(bare, conditions=conditions), options, say)
 
 
-def _refusals(record: AuditedFolder) -> Iterator[str]:
+def _notes(record: AuditedFolder) -> Iterator[str]:
+    """What clients say of their budgets, and why they did not answer."""
+    if spent := [line.epsilon for line in record.recorded.lines.values() if line.epsilon is not None]:
+        yield f"by their own count, clients have spent an epsilon of up to {max(spent):.3g}"
     if refusals := record.recorded.refusals:
         first = refusals[0]
         where = f"client {first.client} in round {first.round}: {first.refused}"
