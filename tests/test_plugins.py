@@ -29,6 +29,7 @@ from fedpriv.models import registry as models
 from fedpriv.storage.payloads import PayloadStore
 from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking import trackers
+from tests.notes import noted
 
 REGISTRIES = {
     "method": methods.registry,
@@ -224,7 +225,7 @@ def test_a_run_that_goes_on_with_a_changed_plugin_says_so(tmp_path: Path, monkey
     began = {"edited_plugin": hashlib.sha256(file.read_bytes()).hexdigest()}
     imported = plugins._loaded["edited_plugin"]  # as in another process, in which it was imported anew
     monkeypatch.setitem(plugins._loaded, "edited_plugin", imported._replace(sha256="0" * 64))
-    with pytest.warns(UserWarning, match=r"edited_plugin\.py changed since the run began: rounds after 1 are of the new code"):
+    with noted(r"edited_plugin\.py changed since the run began: rounds after 1 are of the new code"):
         facts = fedpriv.resume(rounds.run).folder.facts
     assert facts["plugins"] == began
     assert facts["continued"] == [{"after_round": 1, "plugins": {"edited_plugin": "0" * 64}}]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -38,7 +37,7 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
 
     ``repeated`` is whether an earlier row has the same label, seed and samples at the clients. So a mean over seeds, and over
     partitions, is ``table[(table.status == "finished") & ~table.repeated].groupby("label").accuracy.agg(["mean", "std"])``. Where
-    such a row has another result, as one made by another version of fedpriv may have, a ``UserWarning`` names both.
+    such a row has another result, as one made by another version of fedpriv may have, a note names both.
 
     Args:
         runs: run objects, run folders, run ids, or unique beginnings of a folder's name in ``runs_dir``.
@@ -50,7 +49,7 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
 
     from fedpriv.errors import UsageError
     from fedpriv.tracking import find_run
-    from fedpriv.untrusted.names import printable
+    from fedpriv.untrusted.notes import note
 
     folders = [find_run(os.fspath(run), Path(runs_dir)) for run in ((runs,) if isinstance(runs, str | os.PathLike) else runs)]
     if not folders:
@@ -58,7 +57,7 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
     rows = [figures(folder) for folder in folders]
     named = labels(folders, rows)
     for line in contradictions(named, rows).values():
-        warnings.warn(printable(line), UserWarning, stacklevel=2)
+        note(line)
     further = list(dict.fromkeys(name for row in rows for name in row["scores"] if name != "accuracy"))
     columns = {key: [row[key] for row in rows] for key in rows[0] if key not in ("scores", "constant")}
     columns |= {name: [row["scores"].get(name) for row in rows] for name in further}

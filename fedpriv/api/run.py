@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
@@ -15,6 +14,7 @@ from fedpriv.storage.payloads import PayloadStore
 from fedpriv.storage.records import Record
 from fedpriv.storage.run_folder import RunFolder
 from fedpriv.untrusted.names import printable
+from fedpriv.untrusted.notes import note
 from fedpriv.wire import Sealed
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class Run:
         from fedpriv.prediction.restored import restored_preprocessing
 
         preprocessing, encoder = restored_preprocessing(self.folder)
-        return encode(samples, preprocessing, None if encoder is None else encoder.tokenizer, _warn).inputs
+        return encode(samples, preprocessing, None if encoder is None else encoder.tokenizer, note).inputs
 
     def predict(self, samples: Any, client: int | str | None = None) -> DataFrame:
         """The predicted class of each sample (``prediction``), and a column with the probability of each class
@@ -194,7 +194,7 @@ class Run:
         Raises:
             UsageError: as :meth:`model`; or the samples are not as those of training, such as without one of the columns.
         """
-        return self._final(client).predict(samples, _warn)
+        return self._final(client).predict(samples, note)
 
     def export(
         self, path: str | os.PathLike[str], client: int | str | None = None, format: Literal["pt2", "mlflow"] = "pt2"
@@ -220,8 +220,8 @@ class Run:
         from fedpriv.prediction.restored import final_model
 
         final = final_model(self.folder, client)
-        for note in final.notes:
-            _warn(note)
+        for line in final.notes:
+            note(line)
         return final
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -291,7 +291,3 @@ def load(run: str | os.PathLike[str], runs_dir: str | os.PathLike[str] = "runs")
     from fedpriv.tracking import find_run
 
     return Run(RunFolder.open(find_run(os.fspath(run), Path(runs_dir))))
-
-
-def _warn(text: str) -> None:
-    warnings.warn(printable(text), stacklevel=3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -13,7 +12,7 @@ from fedpriv.api.run import Run, load
 from fedpriv.seeding import default_torch
 from fedpriv.simulation import run as runs
 from fedpriv.storage.records import Record
-from fedpriv.untrusted.names import printable
+from fedpriv.untrusted.notes import note
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,8 +34,8 @@ def train(
 ) -> Run:
     """Train a method on a federation of clients, as ``fedpriv train`` does: the same config gives the same numbers and folder.
 
-    Warnings are Python's. Ctrl-C, or a notebook's stop, ends the run after its round; :func:`resume` goes on with it. Tracking is
-    the config's: MLflow beside the run folders, unless ``tracking_uri="none"``.
+    Notes are warnings of the logger ``fedpriv``. Ctrl-C, or a notebook's stop, ends the run after its round; :func:`resume` goes
+    on with it. Tracking is the config's: MLflow beside the run folders, unless ``tracking_uri="none"``.
 
     Args:
         config: what the keys are laid over: a config, nested mappings, or a YAML file such as a run's ``config.yaml``.
@@ -58,7 +57,7 @@ def train(
     """
     config = config_of(config, keys, here=True)
     with default_torch():
-        outcome = runs.start(config, Path(runs_dir), _nothing, on_round or _nothing, _warn, profile, custom=metrics or {})
+        outcome = runs.start(config, Path(runs_dir), _nothing, on_round or _nothing, note, profile, custom=metrics or {})
     return Run(outcome.folder)
 
 
@@ -87,7 +86,7 @@ def resume(
     resumed = load(run, runs_dir)
     settle_store(resumed.folder, tracking_uri)
     with default_torch():
-        runs.resume(resumed.path, _nothing, on_round or _nothing, _warn, profile, custom=metrics or {})
+        runs.resume(resumed.path, _nothing, on_round or _nothing, note, profile, custom=metrics or {})
     return resumed
 
 
@@ -113,7 +112,7 @@ class Rounds(Iterator[Record]):
 
     def __init__(self, config: RunConfig, runs_dir: Path, metrics: CustomScores) -> None:
         self._folder: RunFolder | None = None
-        self._played = runs.start_by_round(config, runs_dir, self._begun, _warn, custom=metrics)
+        self._played = runs.start_by_round(config, runs_dir, self._begun, note, custom=metrics)
 
     @property
     def run(self) -> Run:
@@ -144,10 +143,6 @@ class Rounds(Iterator[Record]):
 
     def _begun(self, federation: Federation, folder: RunFolder) -> None:
         self._folder = folder
-
-
-def _warn(text: str) -> None:
-    warnings.warn(printable(text), stacklevel=2)
 
 
 def _nothing(*of: object) -> None:

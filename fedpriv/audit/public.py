@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from html import escape
@@ -23,6 +22,7 @@ from fedpriv.recorder.reader import is_record
 from fedpriv.seeding import default_torch
 from fedpriv.tracking import ForeignStore, TrackingError, find_run, sync
 from fedpriv.untrusted.names import printable
+from fedpriv.untrusted.notes import note
 
 HEIGHT = 720
 """Height in pixels of the page in a notebook."""
@@ -146,7 +146,7 @@ def audit(
         try:
             sync(folder, None)
         except (TrackingError, ForeignStore) as error:
-            warnings.warn(printable(f"the report is not in MLflow: {error}"), stacklevel=2)
+            note(f"the report is not in MLflow: {error}")
     return written
 
 

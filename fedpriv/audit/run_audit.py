@@ -266,10 +266,11 @@ def _of_clients(run: AuditedRun, record: Record, options: AuditOptions, progress
     if isinstance(record, RunRecord):
         return _by_simulation(run, record, options, progress)
     not_run = dict[Part, Reason]()
+    run = replace(run, mean_colours=_mean_colours(run, record, not_run))
     if record.cannot_simulate is None:
         shadows = _shadow_labels(record, options, not_run, progress)
         run = _with_attributes(replace(run, shadow_labels=shadows), record, options, not_run, progress)
-        run = replace(run, not_run=not_run)
+    run = replace(run, not_run=not_run)
     if options.membership_shadows:
         members = record.members(options, _rounds(record, options.messages), progress)
         run = run if members is None else _with_members(run, members)
@@ -295,14 +296,9 @@ def _shadow_labels(record: Record, options: AuditOptions, not_run: dict[Part, Re
 def _by_simulation(run: AuditedRun, record: RunRecord, options: AuditOptions, progress: Progress) -> _Findings:
     """Attacks for which clients of a run are simulated."""
     pictures, not_run = dict[str, bytes](), dict[Part, Reason]()
-    shadows, colours = _shadow_labels(record, options, not_run, progress), tuple[MeanColour, ...]()
+    shadows = _shadow_labels(record, options, not_run, progress)
     sent = {statistic.what for statistic in run.statistics}
-    if RUNNING in sent and record.modalities == ("image",):
-        seen = mean_colours(record)
-        if isinstance(seen, Reason):
-            not_run["mean colour"] = seen
-        else:
-            colours = seen
+    colours = _mean_colours(run, record, not_run)
     if "text" in record.modalities and "centers" in sent:
         not_run["class centres"] = CENTERS_OF_TEXTS
     centers = _centers(record, not_run, pictures, progress)
@@ -313,6 +309,17 @@ def _by_simulation(run: AuditedRun, record: RunRecord, options: AuditOptions, pr
     run = replace(run, shadow_labels=shadows, mean_colours=colours, centers=tuple(centers), not_run=not_run)
     run = _with_members(run, members)
     return _Findings(run, pictures, progress.times, progress.moments, members.epsilon)
+
+
+def _mean_colours(run: AuditedRun, record: Record, not_run: dict[Part, Reason]) -> tuple[MeanColour, ...]:
+    """The mean colours of clients' images, where running statistics were sent."""
+    if RUNNING not in {statistic.what for statistic in run.statistics} or record.modalities != ("image",):
+        return ()
+    seen = mean_colours(record)
+    if isinstance(seen, Reason):
+        not_run["mean colour"] = seen
+        return ()
+    return seen
 
 
 def _with_attributes(

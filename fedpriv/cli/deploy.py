@@ -312,7 +312,7 @@ def _follow(paths: Any, link: Any, request: Any, detach: bool) -> dict[str, Any]
     import os
     import time
 
-    from fedpriv.cli.report import ranked
+    from fedpriv.cli.report import is_scored, ranked
     from fedpriv.deploy.server_run import DECLARED
     from fedpriv.errors import FedprivError
     from fedpriv.storage.run_folder import RunFolder
@@ -345,7 +345,7 @@ def _follow(paths: Any, link: Any, request: Any, detach: bool) -> dict[str, Any]
         console().print(f"Stopped. Continue with: fedpriv deploy resume {shown}", soft_wrap=True)
         sys.exit(130)
     summary = RunFolder.open(run_dir).summary()
-    if summary and summary["accuracy"] is not None:
+    if summary and is_scored(summary):
         for label, value in ranked(summary):
             console().print(f"{label}: {value if isinstance(value, str) else ''.join(value)}", soft_wrap=True)
     console().print(f"run folder: {shown}", soft_wrap=True)
@@ -385,7 +385,8 @@ def _link(paths: Any) -> Any:
 def _show_round(record: dict[str, Any]) -> None:
     metrics = record["metrics"]
     parts = [f"round {record['round']}"]
-    parts += [f"{name} {metrics[key]:.3f}" for name, key in (("accuracy", "accuracy"), ("loss", "train_loss")) if key in metrics]
+    shown = {"accuracy": "accuracy", "rmse": "RMSE", "train_loss": "loss"}
+    parts += [f"{name} {metrics[key]:.3f}" for key, name in shown.items() if key in metrics]
     parts += [f"{metrics[key]:g} {key}" for key in ("missing", "refused", "dropped", "untested") if metrics.get(key)]
     parts += [f"up {metrics['bytes_up']:,} down {metrics['bytes_down']:,} bytes", f"{metrics['seconds']:.1f} s"]
     say("  ".join(parts), err=True)

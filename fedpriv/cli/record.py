@@ -43,6 +43,8 @@ def check(folder: Path) -> dict[str, Any]:
     )
     if contents.ended:
         out.print(f"the record ends before training: {contents.ended}")
+    if contents.cut:
+        out.print(f"messages whose lines were cut off by a kill or a full disk, and are left out: {contents.cut}")
     for ability in contents.abilities:
         out.print(f"  {ability.part}: {'not yet; record ' + '; '.join(ability.missing) if ability.missing else 'yes'}")
     return asdict(contents)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,6 +73,7 @@ def assemble(
     if _are_numbers(tables, columns, task):
         labels, unit = read_numbers(tables, columns.label)
         target = NumberColumn(columns.label, 0.0, 1.0, unit=unit or None)
+        columns = replace(columns, numbers=tuple(name for name in columns.numbers if name != columns.label))  # it has bounds, too
         if task is None:
             notes.append(
                 f"the labels in column {columns.label!r} are numbers, {len(np.unique(labels[0])):,} different ones: a regression "

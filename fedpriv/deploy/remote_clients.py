@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fedpriv.agreement import Agreement
-from fedpriv.deploy.client_node import UNKNOWN_RUN
+from fedpriv.deploy.client.client_node import UNKNOWN_RUN
 from fedpriv.deploy.frames import Envelope, Frame, one_line
 from fedpriv.deploy.handshake import Facts
 from fedpriv.deploy.transport import NOT_SENT

@@ -28,6 +28,7 @@ class Contents:
     Attributes:
         messages: answers of clients; ``attackable``: those with their download and their client's samples.
         ended: why the writer stopped before training did; ``None``: it did not, as far as the record says.
+        cut: lines that a kill or a full disk cut off.
     """
 
     rounds: int
@@ -36,6 +37,7 @@ class Contents:
     attackable: int
     abilities: tuple[Ability, ...]
     ended: str | None
+    cut: int
 
 
 def check(record: Recorded) -> Contents:
@@ -58,6 +60,7 @@ def check(record: Recorded) -> Contents:
         attackable=sum(client in with_samples for _, client in sent),
         abilities=tuple(_abilities(record, bool(sent), bool(with_samples))),
         ended=record.ended,
+        cut=record.cut,
     )
 
 

@@ -169,15 +169,17 @@ class Line:
 
     Attributes:
         round: from 1.
-        client: its name, whatever the framework calls it.
+        client: its name, whatever the framework calls it; of a sum, a name of its own for each set of ``members``.
         direction: ``down``: to the client; ``up``: its answer.
         kind: what the tensors are: new weights, the change of the weights, or a gradient. Names that are whole numbers are
-            positions in the net's ``state_dict``.
+            positions in the net's ``state_dict``; those of what is sent besides the net begin with ``statistic.``.
         file: in the folder of the record.
         sha256: of the file (hex).
         num_examples: the samples that a client says it trained on.
         nbytes: what the transport carried; ``None``: not known.
         epsilon: what the client has spent with this answer, where it accounts for differential privacy.
+        members: whose answers were summed, where the server learns only their sum; the tensors are then the mean of what they
+            sent, weighted by their samples, and ``num_examples`` is of all of them.
     """
 
     round: int
@@ -189,8 +191,11 @@ class Line:
     num_examples: int | None = None
     nbytes: int | None = None
     epsilon: float | None = None
+    members: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if len(set(self.members)) != len(self.members) or (self.members and self.direction == "down"):
+            raise ValueError(f"members {self.members}: different clients, of an answer")
         if self.round < 1:
             raise ValueError(f"round {self.round}: from 1")
         if not self.client.isprintable() or not self.client:

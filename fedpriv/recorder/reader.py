@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,12 +25,21 @@ def is_record(folder: Path) -> bool:
     return (folder / layout.FACTS).is_file()
 
 
+def is_whole(line: str) -> bool:
+    """Whether a line is one of JSON, and not what was left of one."""
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return line.endswith("\n")
+
+
 @dataclass(frozen=True)
 class Recorded:
     """A record in a folder.
 
     Raises:
-        Damaged: on access, a file is not what was written, or a line is none.
+        Damaged: on access, a file is not what was written, or a line is none. What a kill or a full disk cut off is left out.
         UsageError: the folder holds no record, or one message stands twice in it with different tensors.
     """
 
@@ -49,13 +59,15 @@ class Recorded:
     @cached_property
     def lines(self) -> dict[tuple[int, str, Direction], Line]:
         """(round, client, direction) -> message, in the order of the file; one that stands there twice alike counts once."""
-        lines = dict[tuple[int, str, Direction], Line]()
+        lines, members = dict[tuple[int, str, Direction], Line](), dict[str, tuple[str, ...]]()
         for line in self._lines():
             if isinstance(line, End):
                 break
             if isinstance(line, Refusal):
                 continue
             key = line.round, line.client, line.direction
+            if line.direction == "up" and members.setdefault(line.client, line.members) != line.members:
+                raise UsageError(f"{self.folder}: {line.client} is a sum of other clients in round {line.round} than before")
             if lines.setdefault(key, line).sha256 != line.sha256:
                 what = "was sent" if line.direction == "down" else "answered"
                 raise UsageError(
@@ -70,20 +82,29 @@ class Recorded:
         return next((line.ended for line in self._lines() if isinstance(line, End)), None)
 
     @cached_property
+    def cut(self) -> int:
+        """How many lines a kill or a full disk cut off."""
+        return sum(not is_whole(line) for _, line in self._texts())
+
+    @cached_property
     def refusals(self) -> tuple[Refusal, ...]:
         """The errors that clients answered."""
         return tuple(line for line in self._lines() if isinstance(line, Refusal))
 
     def _lines(self) -> Iterator[Line | End | Refusal]:
-        path = self.folder / layout.LINES
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        *whole, _ = text.split("\n")  # what a kill cut off has no end of line
-        for number, line in enumerate(whole, 1):
-            if line:
+        for number, line in self._texts():
+            if is_whole(line):
                 try:
                     yield layout.line_of(line)
                 except ValueError as error:
-                    raise Damaged(f"{path}, line {number}: {error}") from None
+                    raise Damaged(f"{self.folder / layout.LINES}, line {number}: {error}") from None
+
+    def _texts(self) -> Iterator[tuple[int, str]]:
+        """The lines of the file that are not empty, with their numbers."""
+        path = self.folder / layout.LINES
+        if path.exists():
+            with path.open(encoding="utf-8", errors="replace") as file:
+                yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
 
     @cached_property
     def clients(self) -> tuple[str, ...]:
@@ -98,18 +119,32 @@ class Recorded:
 
     def tensors(self, round: int, client: str, direction: Direction) -> dict[str, Tensor] | None:
         """The tensors of a message; ``None``: it was not recorded."""
-        line = self.lines.get((round, client, direction))
+        line = self.received(round, client) if direction == "down" else self.lines.get((round, client, direction))
         if line is None:
             return None
         return _load(self.folder / line.file, line.sha256)
+
+    @cached_property
+    def sums(self) -> dict[str, tuple[str, ...]]:
+        """The members of each sum, by its name."""
+        return {line.client: line.members for line in self.lines.values() if line.members}
+
+    def behind(self, client: str) -> tuple[str, ...]:
+        """The clients behind a name: the members of a sum, or the client itself."""
+        return self.sums.get(client, (client,))
+
+    def received(self, round: int, client: str) -> Line | None:
+        """What a client, or the first known member of a sum, was sent; ``None``: it was not recorded."""
+        downs = (self.lines.get((round, name, "down")) for name in dict.fromkeys((client, *self.behind(client))))
+        return next((line for line in downs if line is not None), None)
 
     def truth(self, client: str) -> Mapping[str, Tensor] | None:
         """The samples and ``labels`` of a client; ``None``: they were not recorded."""
         return self._samples(self._truth_file(client))
 
     def has_truth(self, client: str) -> bool:
-        """Whether a client's samples were recorded; they are not read."""
-        return self._truth_file(client).exists()
+        """Whether the samples of a client, or of all members of a sum, were recorded; they are not read."""
+        return all(self._truth_file(name).exists() for name in self.behind(client))
 
     def _truth_file(self, client: str) -> Path:
         return self.folder / layout.TRUTH / f"{file_name(client)}.safetensors"

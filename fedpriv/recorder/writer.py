@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
 import threading
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from fedpriv.errors import UsageError
 from fedpriv.recorder import layout
 from fedpriv.recorder.layout import Direction, End, Facts, Kind, Line, Refusal
+from fedpriv.untrusted.notes import note
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,6 +53,18 @@ class Recording:
         except FileExistsError:
             if layout.facts_of(path.read_text(encoding="utf-8")) != self.facts:
                 raise OtherRecord(f"{self.folder} holds the record of another run; give an empty folder") from None
+            self._end_cut_line()
+
+    def _end_cut_line(self) -> None:
+        """End a line that a kill cut off, so that the next one stands alone. After a line of another process this adds an empty
+        one."""
+        path = self.folder / layout.LINES
+        if path.exists() and path.stat().st_size:
+            with path.open("rb") as file:
+                file.seek(-1, os.SEEK_END)
+                is_cut = file.read() != b"\n"
+            if is_cut:
+                self._append("")
 
     def sent(self, round: int, client: str | int, tensors: Tensors, *, nbytes: int | None = None) -> None:
         """Record what the server sent to a client: the weights at which its local training begins."""
@@ -76,6 +89,25 @@ class Recording:
             epsilon: what it has spent with this answer, where it accounts for differential privacy.
         """
         self._message("up", round, client, tensors, kind, num_examples, nbytes, epsilon)
+
+    def summed(
+        self,
+        round: int,
+        members: Sequence[str | int],
+        tensors: Tensors,
+        *,
+        kind: Kind = "weights",
+        num_examples: int | None = None,
+    ) -> None:
+        """Record the sum of a round, where secure aggregation hides what single clients sent back.
+
+        Args:
+            members: the clients whose answers are in it.
+            tensors: the mean of their answers, weighted by their numbers of samples.
+            num_examples: the samples of all of them.
+        """
+        names = tuple(map(str, members))
+        self._message("up", round, f"sum of round {round}", tensors, kind, num_examples, None, members=names)
 
     def refused(self, round: int, client: str | int, why: str) -> None:
         """Record that a client answered a round with an error, such as to keep within its budget."""
@@ -109,13 +141,14 @@ class Recording:
         num_examples: int | None,
         nbytes: int | None,
         epsilon: float | None = None,
+        members: tuple[str, ...] = (),
     ) -> None:
         if self._ended:
             return
         data = _packed(tensors)
         digest = hashlib.sha256(data).hexdigest()
         file = f"{layout.MESSAGES}/{digest}.safetensors"
-        line = Line(round, str(client), direction, kind, file, digest, num_examples, nbytes, epsilon)
+        line = Line(round, str(client), direction, kind, file, digest, num_examples, nbytes, epsilon, members)
         try:
             self._write(self.folder / line.file, data)
             self._append(layout.to_text(line))
@@ -151,7 +184,9 @@ class Recording:
         # One write at the end of the file: lines of several processes do not mix.
         descriptor = os.open(self.folder / layout.LINES, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(descriptor, f"{text}\n".encode())
+            line = f"{text}\n".encode()
+            if os.write(descriptor, line) < len(line):  # the disk is full, and the next write would say so
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
 
@@ -159,7 +194,7 @@ class Recording:
         """Record no more, so that training goes on; the record says where it ends, as far as that can be written."""
         self._ended = True
         why = f"{type(error).__name__}: {error.strerror or error}"
-        warnings.warn(f"the record in {self.folder} ends here ({why}); training goes on", stacklevel=4)
+        note(f"the record in {self.folder} ends here ({why}); training goes on")
         with suppress(OSError):
             self._append(f"\n{layout.to_text(End(why))}")
 

@@ -172,7 +172,7 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
     agreement, net = settle(config, prepared.build, declared, places.sizes, places.partition, loaded.device, begun)
     resident = Resident(net, agreement.space, loaded.device)
     if uses_labels := agreement.method.objective.labels:
-        loaded.dataset.check_labels()
+        loaded.dataset.check_classes()
     if config.eval.probe != "none":
         check_probe(config, agreement.method)
     if config.eval.before_merge:

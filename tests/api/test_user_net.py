@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import fedpriv
 from fedpriv.attacks.api.user_net import cut
 from fedpriv.cli import main
 from fedpriv.config import load_config
-from fedpriv.deploy.request_validation import config_of
+from fedpriv.deploy.client.request_validation import config_of
 from fedpriv.deploy.server_run import _check_deployable
 from fedpriv.errors import FedprivError
 from fedpriv.models import user_net as user_net_module
@@ -30,6 +29,7 @@ from tests.api import user_nets
 from tests.api.conftest import SMALL
 from tests.api.test_auditing import QUICK
 from tests.marks import slow_but
+from tests.notes import no_notes, noted
 
 SHAPE, OWN = (1, 8, 8), "tests.api.user_nets:"
 SAMPLE = {"privacy.level": "sample", "privacy.noise": 1.0}
@@ -74,8 +74,7 @@ def test_its_roles(name: str, roles: dict[str, str] | None, parts: dict[str, set
 
 @pytest.mark.parametrize("method", slow_but(["fedavg"], ["fedavg", "mpfedcon"]))
 def test_a_run_with_it(method: str, here: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # nothing to remark
+    with no_notes():
         with fedpriv.rounds(method=method, model=user_nets.Small, **SMALL) as rounds:
             next(rounds)
         run = fedpriv.resume(rounds.run)
@@ -151,7 +150,7 @@ def test_a_run_that_goes_on_with_a_changed_net_says_so(here: Path) -> None:
     file.write_text(source + "# edited\n")
     assert user_net_module.hash_user_net("edited_nets:mlp") == {"edited_nets": began}, "what this process runs"
     del sys.modules["edited_nets"]  # as in another process
-    with pytest.warns(UserWarning, match=r"the module edited_nets changed since the run began: rounds after 1 are"):
+    with noted(r"the module edited_nets changed since the run began: rounds after 1 are"):
         facts = fedpriv.resume(rounds.run).folder.facts
     assert facts["plugins"] == {"edited_nets": began} and list(facts["continued"][0]["plugins"]) == ["edited_nets"]
 
@@ -160,7 +159,7 @@ def test_one_that_cannot_be_imported(here: Path, monkeypatch: pytest.MonkeyPatch
     class Local(user_nets.InRoles):
         pass
 
-    with pytest.warns(UserWarning, match="Local cannot be imported, as it was defined in a notebook, a script or a function"):
+    with noted("Local cannot be imported, as it was defined in a notebook, a script or a function"):
         run = fedpriv.train(method="fedavg", model=Local, run_dir="run", **SMALL)
     assert "cannot be imported" in run.summary["notes"][0]  # type: ignore[index]
     assert fedpriv.audit(run, **QUICK).answer

@@ -23,6 +23,7 @@ from fedpriv.data.tables import decoding
 from fedpriv.errors import FedprivError, UnknownName, UsageError
 from fedpriv.hub import hub_mode
 from fedpriv.simulation.setup import build
+from tests.notes import noted
 
 LABELS = [0, 1, 2] * 10
 
@@ -404,8 +405,9 @@ def test_strange_labels(tmp_path: Path) -> None:
 )
 def test_names_of_samples_and_quantities_are_no_classes(tmp_path: Path, labels: Sequence[object], such: str) -> None:
     x = [float(i % 7) for i in range(len(labels))]
+    file = str(plain_parquet(tmp_path / "a.parquet", x=x, y=[*labels]))
     with pytest.raises(UsageError, match=rf"column 'y' holds {such}; a label is a class.*--set data\.label=NAME"):
-        load_dataset(str(plain_parquet(tmp_path / "a.parquet", x=x, y=[*labels])))
+        load_data(DataConfig(name=file, label="y", task="classification"))
 
 
 def test_labels_that_begin_at_one_are_said(tmp_path: Path) -> None:
@@ -559,7 +561,7 @@ def test_a_cache_that_cannot_be_written_costs_time_alone(tmp_path: Path, monkeyp
     train, _ = cifar10(tmp_path)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match="not cached"):
+    with noted("not cached"):
         assert torch.equal(load_dataset("cifar10", tmp_path).train_images, as_tensor(train))
 
 

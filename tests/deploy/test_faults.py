@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from fedpriv.client import store
-from fedpriv.deploy.client_node import ClientNode, _without_paths
+from fedpriv.deploy.client.client_node import ClientNode, _without_paths
+from fedpriv.deploy.client.source import Source
 from fedpriv.deploy.frames import Envelope, Frame
 from fedpriv.deploy.handshake import HANDSHAKE, code_version
 from fedpriv.deploy.remote_clients import RemoteClients
 from fedpriv.deploy.server_run import DECLARED, STOP
-from fedpriv.deploy.source import Source
 from fedpriv.deploy.transport import NOT_SENT
 from fedpriv.errors import ClientDiverged, FedprivError, UsageError
 from fedpriv.files import Damaged, load_json, save_json
@@ -331,7 +331,7 @@ def test_resuming_with_other_code_is_refused(tmp_path: Path, monkeypatch: pytest
     folder = RunFolder.open(play_apart(tmp_path / "run", "fedavg", grid=grid, **QUICKLY))
     with monkeypatch.context() as patch:
         patch.setattr("fedpriv.deploy.server_run.code_version", lambda: "9.9+new")
-        patch.setattr("fedpriv.deploy.client_node.code_version", lambda: "9.9+new")
+        patch.setattr("fedpriv.deploy.client.client_node.code_version", lambda: "9.9+new")
         with pytest.raises(UsageError, match=rf"began with fedpriv {re.escape(code_version())}, .* this is 9\.9\+new; install"):
             go_on(tmp_path / "run", Loopback(client_nodes(tmp_path / "c", config("fedavg", **QUICKLY))))
     assert folder.records()[-1]["round"] == 1 and folder.facts["status"] == "interrupted"
@@ -458,7 +458,7 @@ def test_dp_refuses_a_report_of_other_than_the_declared_samples(tmp_path: Path) 
 
     grid = Faulty(tmp_path / "c", spoil, private, "fedavg")
     folder = play_apart(tmp_path / "run", "fedavg", grid=grid, **private)
-    samples = grid.nodes[1]._loaded[1].data.size(1)  # type: ignore[index]
+    samples = grid.nodes[1].data.loaded.data.size(1)  # type: ignore[index]
     refused = [record.get("refused") for record in RunFolder.open(folder).records()[1:]]
     assert refused == [[{"client": 1, "reason": f"it reports 1 samples and declared {samples}"}]] * 2
     summary = RunFolder.open(folder).summary()
@@ -751,7 +751,7 @@ def test_a_setup_that_cannot_be_saved_is_not_agreed_on(tmp_path: Path, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedpriv.deploy.client_node.save_json", full)
+        patch.setattr("fedpriv.deploy.client.client_node.save_json", full)
         assert "No space left" in str(agrees(7).error)
     answers = [agrees(seed) for seed in (8, 7)]
     assert answers[0].error is None and "differs from the one" in str(answers[1].error)

@@ -15,7 +15,7 @@ from fedpriv.client.client import Client
 from fedpriv.client.store import ClientStore
 from fedpriv.config import RunConfig
 from fedpriv.deploy import transport
-from fedpriv.deploy.client_node import ClientNode
+from fedpriv.deploy.client.client_node import ClientNode
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.server_run import DECLARED, resume, start
 from fedpriv.deploy.transport import Lost, Transport

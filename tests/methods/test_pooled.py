@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from math import ceil
 from pathlib import Path
@@ -20,6 +19,7 @@ from fedpriv.errors import UsageError
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
 from tests.methods.test_baselines import central_sgd
+from tests.notes import notes
 from tests.simulation.small import config, play, resume, simulation
 
 Simulate = Callable[..., Simulation]
@@ -199,10 +199,9 @@ def test_it_predicts_for_new_rows(patients: Path, tmp_path: Path) -> None:
     import fedpriv
 
     options = {**TABLE, "data.name": str(patients), "tracking.uri": "none"}
-    with warnings.catch_warnings(record=True) as notes:
-        warnings.simplefilter("always")
+    with notes() as lines:
         run = fedpriv.train(method="pooled", runs_dir=tmp_path, rounds=5, lr=0.1, **options)
-    assert not [note for note in notes if "sends" in str(note.message)]
+    assert not [line for line in lines if "sends" in line]
     assert run.bytes_up == run.bytes_down == 0, "statistics of columns are no messages either"
     old, young = run.predict({"age": [80.0, 20.0], "dose": [2.0, -2.0]}).itertuples()
     assert (old.prediction, young.prediction) == ("yes", "no") and old.probability_yes > 0.9

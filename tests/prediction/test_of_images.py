@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 
 import fedpriv
 from fedpriv.data.sources import load_data
+from tests.notes import no_notes, noted, notes
 from tests.prediction.conftest import Train
 
 
@@ -41,8 +41,7 @@ def test_images_in_every_form_are_the_same(small_digits: fedpriv.Run, tmp_path: 
     (tmp_path / "t.csv").write_text("\n".join(["image,patient", *(f"images/below/{file.name},1" for file in files)]))
     forms: list[Any] = [arrays, pixels.numpy(), arrays[..., None], arrays / 255, pixels.float() / 255, list(arrays), pictures]
     forms += [list(map(str, files)), files, folder, tmp_path / "t.csv", [picture.convert("RGB") for picture in pictures]]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with no_notes():
         for form in forms:
             assert torch.equal(small_digits.inputs(form), expected), type(form)
         assert torch.equal(small_digits.inputs(pictures[2]), expected[2:3])
@@ -54,7 +53,7 @@ def test_images_in_every_form_are_the_same(small_digits: fedpriv.Run, tmp_path: 
 
 def test_an_image_of_another_size_is_resized_as_for_training(small_digits: fedpriv.Run, tmp_path: Path) -> None:
     picture = PIL.Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16))
-    with pytest.warns(UserWarning, match="1 of 1 images had another size, and are resized to 8 x 8"):
+    with noted("1 of 1 images had another size, and are resized to 8 x 8"):
         resized = small_digits.inputs(picture)
     by_hand = np.asarray(picture.resize((8, 8), PIL.Image.Resampling.BILINEAR))
     assert torch.equal(resized, small_digits.inputs(by_hand[None]))
@@ -90,8 +89,7 @@ def test_colours_and_convolutions(train: Train, tmp_path: Path) -> None:
     run = train(method="fedavg", dataset=str(tmp_path / "images"), clients=2, partition="iid", model="lenet5", rounds=3)
     dataset = load_data(run.config.data)
     both = torch.cat([dataset.train_images, dataset.test_images])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with notes():
         predictions, inputs = run.predict(tmp_path / "images"), run.inputs(tmp_path / "images")
     assert {row.tobytes() for row in inputs.numpy()} == {row.tobytes() for row in run.inputs(both).numpy()}
     test = run.predict(dataset.test_images)

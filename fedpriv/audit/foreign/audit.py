@@ -70,13 +70,10 @@ def audit_recorded(
     record = AuditedFolder(folder, model, options.seed)
     record.verify()
     bare = run_facts(record)
-    ended = record.recorded.ended
-    conditions = (
-        *bare.conditions,
-        record.sentence,
-        *_notes(record),
-        *([f"the record ends early: {ended}"] if ended else []),
-    )
+    ended, cut = record.recorded.ended, record.recorded.cut
+    limits = [*_notes(record), *([f"the record ends early: {ended}"] if ended else [])]
+    limits += [f"messages whose lines a kill or a full disk cut off are left out: {cut}"] if cut else []
+    conditions = (*bare.conditions, record.sentence, *limits)
     return audit_record(record, replace(bare, conditions=conditions), options, say)
 
 

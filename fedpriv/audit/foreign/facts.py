@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from fedpriv.audit.foreign.record import FolderRecord
 from fedpriv.audit.record.traffic import IN_TRANSIT, has_batch_norm, net_conditions
 from fedpriv.audit.results import AuditedRun, Cost, RoundTraffic, Wire
@@ -10,11 +12,15 @@ from fedpriv.audit.results import AuditedRun, Cost, RoundTraffic, Wire
 def run_facts(record: FolderRecord) -> AuditedRun:
     """A record as a run of the page, without attacks."""
     facts, lines = record.facts, record.recorded.lines.values()
-    rounds = sorted({line.round for line in lines})
-    traffic = [RoundTraffic(round, _bytes(record, round, "up"), _bytes(record, round, "down")) for round in rounds]
+    answers = Counter(round for round, name in record.recorded.answered() for _ in record.recorded.behind(name))
+    rounds, sizes = sorted({line.round for line in lines}), Counter[tuple[int, str]]()
+    for line in lines:
+        sizes[line.round, line.direction] += line.nbytes or (record.recorded.folder / line.file).stat().st_size
+    traffic = [RoundTraffic(round, sizes[round, "up"], sizes[round, "down"]) for round in rounds]
     where = f" of {facts.framework}" if facts.framework else ""
+    clients = {name for line in lines if line.direction == "up" for name in line.members or (line.client,)}
     knows = [
-        "has every recorded message",
+        "learns the sum of a round's answers, and no single one" if record.summed else "has every recorded message",
         "knows the architecture and the schedule of local training that the record declares",
     ]
     if any(line.num_examples is not None for line in lines):
@@ -31,8 +37,8 @@ def run_facts(record: FolderRecord) -> AuditedRun:
         model=facts.net or type(record.model).__name__,
         modalities=record.modalities,
         seed=record.seed,
-        clients=len(record.recorded.clients),
-        participants=max(len([m for m in record.recorded.answered() if m[0] == round]) for round in rounds),
+        clients=len(clients),
+        participants=max(answers.values()),
         rounds=len(rounds),
         defence=tuple(str(transform) for transform in record.transforms),
         cost=Cost(bytes_up=sum(it.bytes_up for it in traffic), bytes_down=sum(it.bytes_down for it in traffic)),
@@ -42,8 +48,3 @@ def run_facts(record: FolderRecord) -> AuditedRun:
         conditions=net_conditions(record.net.split),
         batch_norm=has_batch_norm(record.net.split),
     )
-
-
-def _bytes(record: FolderRecord, round: int, direction: str) -> int:
-    lines = [line for line in record.recorded.lines.values() if (line.round, line.direction) == (round, direction)]
-    return sum(line.nbytes or (record.recorded.folder / line.file).stat().st_size for line in lines)

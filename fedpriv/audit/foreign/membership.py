@@ -29,12 +29,14 @@ from fedpriv.audit.membership.member_scores import (
     REGRESSION,
     REGRESSIONS,
     ROWS,
+    RUNNING,
     USED_BY,
     Statistic,
     Uploaded,
     is_finite,
     noting,
     row_distance,
+    running_statistics,
 )
 from fedpriv.audit.membership.one_client import OfClient, add_fedmia, infer
 from fedpriv.audit.membership.other_clients import compared, evenly
@@ -45,6 +47,7 @@ from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError
 from fedpriv.samples import from_tensors, tensors
 from fedpriv.seeding import generator
+from fedpriv.wire.coding import is_model
 
 CHUNK = 256
 """Samples that pass the net at a time."""
@@ -97,6 +100,10 @@ class _OneClient:
         if last is not None and is_last:
             with noting(result.not_tried, REGRESSIONS):
                 result.add(REGRESSIONS, USED_BY[REGRESSIONS], *self._over_rounds(last))
+        if record.buffers(message):
+            with noting(result.not_tried, RUNNING):
+                seen = (running_statistics(record, message, it.uploaded, pool.data.inputs) for it in (message, own))
+                result.add(RUNNING, USED_BY[RUNNING], *seen)
         rounds = tuple[int, ...]()
         if is_last:
             rounds = add_fedmia(
@@ -181,10 +188,10 @@ class _OneClient:
         """The confidence of the model that was sent back in the candidates' labels ``(n,)``."""
         net, inputs = self._record.update(message).model, self._pool.data.inputs
         assert isinstance(inputs, Tensor), "samples of a record are no pairs"
-        was_training = net.training
+        state, was_training = {name: tensor for name, tensor in uploaded.items() if is_model(name)}, net.training
         try:
             with torch.no_grad():
-                logits = [torch.func.functional_call(net.eval(), dict(uploaded), (part,)) for part in torch.split(inputs, CHUNK)]
+                logits = [torch.func.functional_call(net.eval(), state, (part,)) for part in torch.split(inputs, CHUNK)]
         finally:
             net.train(was_training)
         return confidence(torch.cat(logits), self._pool.data.labels)

@@ -9,7 +9,6 @@ from itertools import combinations
 from torch import Tensor
 
 from fedpriv.audit.foreign.simulation import CannotReplay, SimulatedRecord
-from fedpriv.data.federated import Split
 
 ROUNDING = 1e-4
 """Largest relative difference of two computations of the same steps, in single precision."""
@@ -69,8 +68,7 @@ def compare_with_message(record: SimulatedRecord, round: int, client: int) -> Di
     update, truth = record.update(message), record.truth(client)
     if message.num_examples not in (None, len(truth.labels)):
         raise CannotReplay(f"the client says it trained on {message.num_examples} samples, and {len(truth.labels)} were recorded")
-    own = Split(record.as_input(truth.images), truth.labels)
-    played = [record.simulated(message, own, number) for number in range(REPLAYS)]
+    played = [record.replayed(message, number) for number in range(REPLAYS)]
     replays = [simulated.uploaded for simulated in played if simulated is not None]
     if len(replays) < REPLAYS:
         raise CannotReplay("local training as it is declared diverges")

@@ -104,6 +104,13 @@ class Simulated:
         return self.message.uploaded
 
 
+def _mean(each: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> Mapping[str, Tensor]:
+    if len(each) == 1:
+        return each[0]
+    sums = {name: sum(share * of[name].double() for share, of in zip(shares, each, strict=True)) for name in each[0]}
+    return {name: torch.as_tensor(total).to(each[0][name].dtype) for name, total in sums.items()}
+
+
 class SimulatedRecord(FolderRecord):
     """A record whose clients can be simulated where their training is declared."""
 
@@ -111,22 +118,40 @@ class SimulatedRecord(FolderRecord):
         """The local update of a client with other samples in place of a message's; ``None``: it diverged.
 
         Args:
+            samples: in place of a sum's, they are shared out among as many clients as are in it.
             number: of the client, for its random draws.
 
         Raises:
             CannotReplay: see :func:`trained`.
         """
+        shares = [torch.arange(part, len(samples.labels), message.parts) for part in range(message.parts)]
+        return self._together(message, [samples.at(share) for share in shares if len(share)], number)
+
+    def replayed(self, message: Message, number: int) -> Simulated | None:
+        """The local update of a message's own client, or clients, on their recorded samples in an order drawn by ``number``."""
+        own = [Split(self.as_input(truth.images), truth.labels) for truth in self.of_members(message.client)]
+        return self._together(message, own, number)
+
+    def _together(self, message: Message, clients: Sequence[Split], number: int) -> Simulated | None:
+        """The mean of the local updates of clients with these samples, weighted by their numbers."""
         draws = generator(self.seed, message.round, message.client, number, "simulated client")
-        seed = int(torch.randint(2**31, (), generator=draws))
-        update, training = self.update(message), self.facts.training
-        state = trained(update.model, training, samples, seed) if update.is_change else gradient(update.model, training, samples)
-        if not all(bool(state[name].isfinite().all()) for name in message.uploaded if name in state):
-            return None
-        sent = {name: state.get(name, tensor) for name, tensor in message.uploaded.items()}
-        changed = self._transformed(message, {name: sent[name] for name in self.start(message) if name in sent}, draws)
+        total, states, sent = sum(len(own.labels) for own in clients), list[Mapping[str, Tensor]](), list[Mapping[str, Tensor]]()
+        for own in clients:
+            seed = int(torch.randint(2**31, (), generator=draws))
+            update, training = self.update(message), self.facts.training
+            state = trained(update.model, training, own, seed) if update.is_change else gradient(update.model, training, own)
+            if not all(bool(state[name].isfinite().all()) for name in message.uploaded if name in state):
+                return None
+            uploaded = {name: state.get(name, tensor) for name, tensor in message.uploaded.items()}
+            changed = self._transformed(
+                message, {name: uploaded[name] for name in self.start(message) if name in uploaded}, draws
+            )
+            states.append(state)
+            sent.append({**uploaded, **changed})
+        shares = [len(own.labels) / total for own in clients]
+        mean = _mean(sent, shares)
         # A new message even if it is equal: a simulated client has had no earlier update.
-        played = replace(message, uploaded={**sent, **changed}, num_examples=len(samples.labels), first_update=True)
-        return Simulated(played, state)
+        return Simulated(replace(message, uploaded=mean, num_examples=total, first_update=True), _mean(states, shares))
 
     def _transformed(self, message: Message, weights: Mapping[str, Tensor], draws: torch.Generator) -> Mapping[str, Tensor]:
         """Weights, or a gradient, as the server reads them after an upload's transforms; without those that a mask removes."""

@@ -220,8 +220,19 @@ class UpdateRecord(Record):
             yield _listed(name, "buffer", tensor, True)
 
 
+def code_of(tensor: Tensor) -> str:
+    """The name that safetensors has for a tensor's type."""
+    return next((code for code, dtype in CODES.items() if dtype == tensor.dtype), str(tensor.dtype))
+
+
 def _listed(name: str, role: str, tensor: Tensor, up: bool) -> TensorInfo:
-    code = next((code for code, dtype in CODES.items() if dtype == tensor.dtype), str(tensor.dtype))
     return TensorInfo(
-        name=name, role=role, dtype=code, shape=tuple(tensor.shape), bytes=tensor.nbytes, up=up, down=True, broadcast=False
+        name=name,
+        role=role,
+        dtype=code_of(tensor),
+        shape=tuple(tensor.shape),
+        bytes=tensor.nbytes,
+        up=up,
+        down=True,
+        broadcast=False,
     )

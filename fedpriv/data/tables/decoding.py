@@ -6,7 +6,6 @@ import hashlib
 import io
 import os
 import tempfile
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -19,6 +18,7 @@ from torch import Tensor
 from fedpriv.data.tables.depth import DEEP, is_deep
 from fedpriv.data.tables.files import Table
 from fedpriv.errors import FedprivError, UsageError, first_line
+from fedpriv.untrusted.notes import note
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -184,7 +184,7 @@ def write_cache(path: Path, tensors: dict[str, Tensor]) -> None:
         os.replace(part, path)
         part = None
     except OSError as error:  # a full or read-only disk must not stop the run
-        warnings.warn(f"decoded images are not cached ({error}); the next run decodes them again", stacklevel=2)
+        note(f"decoded images are not cached ({error}); the next run decodes them again")
     finally:
         if part is not None:
             Path(part).unlink(missing_ok=True)

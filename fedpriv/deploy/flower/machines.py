@@ -127,13 +127,15 @@ def serve_client() -> None:
     """Run the client's long-lived process; ``sys.argv[1:]``: the client's file, the path of the socket, plug-in files."""
     import sys
 
-    from fedpriv.deploy.client_node import ClientNode
-    from fedpriv.deploy.socket_server import serve
+    from fedpriv.deploy.client.client_node import ClientNode
+    from fedpriv.deploy.client.need import hold
+    from fedpriv.deploy.client.socket_server import serve
     from fedpriv.plugins import load_plugins
 
     try:
         settings = read_client(Path(sys.argv[1]))
         load_plugins([Path(file) for file in sys.argv[3:]])
+        hold(settings.requires)
         node = ClientNode(
             settings.client, settings.data, settings.folder, settings.device, settings.check_downloads, settings.requires
         )

@@ -12,9 +12,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedpriv.config import parse, read_yaml
+from fedpriv.deploy.client.requires import Requires
+from fedpriv.deploy.client.source import Source
 from fedpriv.deploy.operation.templates import LOOPBACK, client_yaml, proxy, server_yaml, units
-from fedpriv.deploy.requires import Requires
-from fedpriv.deploy.source import Source
 from fedpriv.errors import UsageError
 from fedpriv.storage.run_folder import RunFolder
 

@@ -69,6 +69,11 @@ requires:
   # false: it takes part without being tested. A lying server can read test samples out of accuracies, which neither of the above
   # prevents.
   tests: true
+  # Bytes that a run may need, by an estimate before anything is allocated. null: half of this machine's memory.
+  max_memory: null
+  # Bytes of the run's net, and pixels a side to which images are resized (data.image_size).
+  max_model_bytes: 1073741824
+  max_image_side: 512
 # Local port of its node. null: a free one.
 port: null
 # Seconds between checks for messages, from 0.1 to 3.

@@ -7,7 +7,7 @@ import socket
 import sys
 from pathlib import Path
 
-from fedpriv.deploy.client_node import ClientNode
+from fedpriv.deploy.client.client_node import ClientNode
 from fedpriv.deploy.frames import Frame, one_line
 from fedpriv.deploy.stream import Broken, read, write
 from fedpriv.errors import FedprivError
