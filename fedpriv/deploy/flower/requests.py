@@ -72,6 +72,11 @@ class Request:
         requests = cls.latest(folder).values()
         return [request for request in requests if request._begun.exists() and request.ended is None and request.run_dir.exists()]
 
+    @classmethod
+    def idle(cls, folder: Path) -> bool:
+        """Whether every run that was asked for has ended."""
+        return all(request.ended is not None for request in cls.latest(folder).values())
+
     @property
     def run_dir(self) -> Path:
         """The run's folder."""
