@@ -140,6 +140,8 @@ def server(folder: Path, log_format: LogFormat, metrics_port: int | None) -> Non
     require_flower()
     from fedpriv.deploy.flower import machines
     from fedpriv.deploy.flower.paths import DeploymentPaths
+    from fedpriv.deploy.flower.requests import Request
+    from fedpriv.deploy.operation.database import Tended
     from fedpriv.deploy.operation.journal import note
     from fedpriv.deploy.operation.measuring import of_server
     from fedpriv.deploy.operation.metrics import Health, memory
@@ -166,7 +168,7 @@ def server(folder: Path, log_format: LogFormat, metrics_port: int | None) -> Non
             return Health(supervisor.problem())
 
         with _measured(metrics_port, lambda: (*of_server(paths.runs, paths.counters, nodes), *memory(supervisor.pids())), check):
-            supervisor.watch()
+            supervisor.watch(tend=Tended(paths.database, lambda: Request.idle(paths.requests)))
 
 
 @command(deploy, "client")

@@ -225,8 +225,8 @@ def _results(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]], p
     if parts := [f"{plain(score, value)} {score.title}" for score, value in on_server if value is not None]:
         yield "global model on the server's test set", "   ".join(parts)
     if protocols["global_test"] is not None:
-        scores = f"{protocols['global_test']:.3f} accuracy   {protocols['global_test_f1']:.3f} macro F1"
-        yield "global model on the server's test set", scores
+        accuracy, macro_f1 = protocols["global_test"], protocols["global_test_f1"]
+        yield "global model on the server's test set", f"{accuracy:.3f} accuracy   {macro_f1:.3f} macro F1"
 
 
 def ranked(summary: Mapping[str, Any]) -> Iterator[Row]:

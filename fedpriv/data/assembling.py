@@ -69,9 +69,7 @@ def assemble(
     labels, classes, target, read = _labels(tables, columns, task)
     notes = [*columns.notes, *read]
     if target is not None:
-        columns = replace(
-            columns, numbers=tuple(name for name in columns.numbers if name != target.name)
-        )  # which has bounds, too
+        columns = replace(columns, numbers=tuple(name for name in columns.numbers if name != target.name))  # it has bounds, too
     kept = [np.arange(len(values)) for values in labels]
     if choice.keep:
         if missing := [cls for cls in choice.keep if cls not in classes]:
@@ -81,16 +79,16 @@ def assemble(
         labels, classes = [new_id[values] for values in labels], choice.keep
         kept = [np.flatnonzero(values >= 0) for values in labels]
     notes += spellings(classes, columns.label, "classes")
+    strata = [values.astype(np.int64) if target is None else np.zeros(len(values), np.int64) for values in labels]
     if choice.at_most is not None:
-        kept[0] = kept[0][at_most(labels[0][kept[0]], choice.at_most)]
+        kept[0] = kept[0][at_most(strata[0][kept[0]], choice.at_most)]
     if target is None and len(tables) == 2 and (alone := np.setdiff1d(labels[1][kept[1]], labels[0][kept[0]])).size:
         names = ", ".join(classes[number] for number in alone[:5])
         notes.append(f"classes of test samples that no training sample has, so that no client can learn them: {names}")
     joined = [table for table in tables if isinstance(table, Joined)]
     owners = [table.owners() for table in joined]
     if len(tables) == 1:
-        strata: NDArray[np.int64] = labels[0] if target is None else np.zeros(len(labels[0]), np.int64)
-        train, test = hold_out((owners[0] if owners else strata)[kept[0]], choice.fraction)
+        train, test = hold_out((owners[0] if owners else strata[0])[kept[0]], choice.fraction)
         tables, labels, owners, kept = tables * 2, labels * 2, owners * 2, [kept[0][train], kept[0][test]]
     for table, rows, what in zip(tables, kept, ("training", "test"), strict=True):
         if not len(rows):

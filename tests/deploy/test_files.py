@@ -204,7 +204,7 @@ def test_run_names_the_clients_it_waits_for(deployment: DeploymentPaths, capsys:
 
 
 @needs_flower
-def test_run_warns_once_that_the_server_is_away(
+def test_run_says_once_that_the_server_is_away_and_that_it_is_back(
     deployment: DeploymentPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warnings: list[str] = []
@@ -216,7 +216,8 @@ def test_run_warns_once_that_the_server_is_away(
     monkeypatch.setattr("time.monotonic", count(0, 6).__next__)
     follow = lambda alive, *of: [alive() for _ in range(5)] != []  # noqa: E731
     _follow(deployment, link, SimpleNamespace(run_dir=folder.path, path=folder.path, follow=follow), detach=False)
-    assert len(warnings) == 2 and all("the server does not answer any more" in text for text in warnings)
+    away, back = "the server does not answer any more", "the server answers again"
+    assert [next(text for text in (away, back) if text in line) for line in warnings] == [away, back, away]
 
 
 @needs_flower

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+import subprocess
+import sys
 import urllib.error
 import urllib.request
+from contextlib import closing
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -15,11 +19,12 @@ from fedpriv.deploy.client.client_node import ClientNode
 from fedpriv.deploy.client.source import Source
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.handshake import HANDSHAKE
-from fedpriv.deploy.operation import logs
+from fedpriv.deploy.operation import database, logs
 from fedpriv.deploy.operation.counters import Counters, read_counters
 from fedpriv.deploy.operation.logs import Log
 from fedpriv.deploy.operation.measuring import of_counters, of_server
 from fedpriv.deploy.operation.metrics import Health, Metric, served
+from fedpriv.errors import UsageError
 from tests.deploy.apart import play_apart
 from tests.simulation.small import FEW_STEPS, config
 
@@ -107,3 +112,42 @@ def test_a_log_has_all_lines_of_all_processes_and_is_rotated(
         assert log.messages()[-1] == "line 39"
     assert written == (lines * 2)[-len(written) :], "the newest lines, in order"
     assert len(files) == logs.KEPT + 1 or len(written) == 80
+
+
+def test_a_database_shrinks_when_no_run_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "LARGE", 2**19)
+    file, idle = tmp_path / "link.db", False
+    tended = database.Tended(file, lambda: idle)
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:  # as the server's connection, which stays open
+        other.execute("PRAGMA journal_mode=WAL")
+        other.execute("CREATE TABLE objects (content BLOB)")
+        for _ in range(8):
+            other.execute("INSERT INTO objects VALUES (?)", (bytes(2**18),))
+        other.execute("DELETE FROM objects WHERE rowid > 1")
+        before = database.size(file)
+        tended()
+        assert database.size(file) == before > 2**21, "a run uses it"
+        idle, tended._next = True, 0.0
+        tended()
+        assert database.size(file) < 2**19 and other.execute("SELECT length(content) FROM objects").fetchall() == [(2**18,)]
+        other.execute("BEGIN IMMEDIATE")
+        database.compact(file)
+
+
+@pytest.mark.extra("deploy")
+def test_a_client_s_temporary_folder_is_removed_after_a_kill_and_a_second_process_is_refused(tmp_path: Path) -> None:
+    from fedpriv.deploy.flower.machines import _temporary_folder
+
+    code = (
+        "import os, sys; from pathlib import Path; from fedpriv.deploy.flower.machines import _temporary_folder\n"
+        "with _temporary_folder(Path(sys.argv[1])) as folder:\n"
+        "    (folder / 'secret').touch(); print(folder, flush=True); os.kill(os.getpid(), 9)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False)
+    left = Path(killed.stdout.strip())
+    assert (left / "secret").exists() and left.stat().st_mode & 0o777 == 0o700
+    with _temporary_folder(tmp_path) as folder:
+        assert folder.exists() and not left.exists()
+        with pytest.raises(UsageError, match="another process on this machine runs the client"), _temporary_folder(tmp_path):
+            pass
+    assert not folder.exists()

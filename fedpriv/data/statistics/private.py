@@ -126,9 +126,8 @@ def noisy_encoding(kind: SampleKind, inquiry: Inquiry, numbers: Sequence[float],
     channels, scale = moments[len(inquiry.numbers) :], 255 if kind.images else 1
     mean, std = (tuple(channel[place] / scale for channel in channels) for place in (0, 1))
     counts = tuple(max(0, round(count)) for count in numbers[3 * inquiry.summed :])
-    target = None
-    if (label := kind.target) is not None:
-        target = NumberColumn(label.name, *by_name[label.name], unit=label.unit)
+    label = kind.target
+    target = None if label is None else NumberColumn(label.name, *by_name[label.name], unit=label.unit)
     return Encoding(tuple(columns), mean, std, counts, target)
 
 

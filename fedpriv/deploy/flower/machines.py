@@ -14,12 +14,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from fedpriv.deploy.flower.paths import ClientFile, DeploymentPaths, host_port, read_client
 from fedpriv.deploy.flower.supervisor import Supervisor
 from fedpriv.deploy.flower.tls import trusting, wrong_server
 from fedpriv.deploy.frames import one_line
+from fedpriv.deploy.operation.database import compact
 from fedpriv.deploy.operation.logs import LogFormat
 from fedpriv.errors import FedprivError, UsageError, first_line
+from fedpriv.files import load_json, save_json
 from fedpriv.untrusted.proxies import by_proxy, go_direct, proxy_for
 
 BEHIND, AHEAD = 300.0, 5.0
@@ -34,6 +38,8 @@ POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
 """Environment of the processes that start apps: seconds between checks. A run has one app, a client one for each frame."""
 COUNTERS = "counters.json"
 """File in a client's folder."""
+TEMPORARY = "fedpriv-"
+"""Prefix of the temporary folder of a client's socket and secret."""
 TASKS = "import sys; from pathlib import Path; from fedpriv.deploy.flower.tasks"
 
 
@@ -57,6 +63,8 @@ def server(paths: DeploymentPaths, log_format: LogFormat = "text") -> Iterator[S
     for name in names:  # under which the processes of this machine reach it
         check_handshake(paths.certificate, paths.key, paths.authority, name)
     link = SuperLink(address, paths.authority)
+    if paths.database.exists():
+        compact(paths.database)
     with Supervisor(paths.log, paths.path, {"FLWR_HOME": str(paths.flower), POLL: "1"}, log_format) as supervisor:
         supervisor.start(
             "the SuperLink", f"from fedpriv.deploy.flower.link import run_link; run_link({str(paths.counters)!r})",
@@ -103,8 +111,7 @@ def client(
     port = settings.port or free_port()
     if settings.port is not None:
         _check_free("127.0.0.1", port, path)
-    private = Path(tempfile.mkdtemp(prefix="fedpriv-"))  # mode 700, and a short path, as a socket's must be
-    try:
+    with _temporary_folder(folder) as private:
         address, secret = private / "local_updates", private / "secret"
         write_secret(secret, secrets.token_bytes(32))
         environment = {"FLWR_HOME": str(folder / "flower"), POLL: "0.1"}
@@ -124,8 +131,34 @@ def client(
                 f"127.0.0.1:{port}", secret,
             )  # fmt: skip
             yield supervisor
-    finally:
-        shutil.rmtree(private, ignore_errors=True)
+
+
+@contextmanager
+def _temporary_folder(folder: Path) -> Iterator[Path]:
+    """A block with a temporary folder of mode 700 and a short path, as a socket's must be. One that a killed process of the same
+    client has left is removed.
+
+    Args:
+        folder: of the client.
+
+    Raises:
+        UsageError: another process runs the client.
+    """
+    noted, lock = folder / "temporary.json", FileLock(folder / "temporary.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UsageError(f"another process on this machine runs the client of {folder}") from None
+    with lock:
+        left = load_json(noted).get("path") if noted.exists() else None
+        if isinstance(left, str) and Path(left).name.startswith(TEMPORARY) and Path(left).parent == Path(tempfile.gettempdir()):
+            shutil.rmtree(left, ignore_errors=True)
+        private = Path(tempfile.mkdtemp(prefix=TEMPORARY))
+        save_json(noted, {"path": str(private)})
+        try:
+            yield private
+        finally:
+            shutil.rmtree(private, ignore_errors=True)
 
 
 def serve_client() -> None:

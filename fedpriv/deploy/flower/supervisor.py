@@ -101,8 +101,12 @@ class Supervisor:
             process.popen, process.output = self._popen(name, process.command)
             process.started = now
 
-    def watch(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Keep the processes running until SIGTERM, Ctrl-C, or ``stopped`` is true."""
+    def watch(self, stopped: Callable[[], bool] = lambda: False, tend: Callable[[], None] = lambda: None) -> None:
+        """Keep the processes running until SIGTERM, Ctrl-C, or ``stopped`` is true.
+
+        Args:
+            tend: called regularly.
+        """
 
         def end(number: int, frame: object) -> None:
             raise KeyboardInterrupt
@@ -111,6 +115,7 @@ class Supervisor:
         try:
             while not stopped():
                 self.look()
+                tend()
                 time.sleep(0.5)
         finally:
             signal.signal(signal.SIGTERM, before)

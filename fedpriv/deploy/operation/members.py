@@ -24,12 +24,12 @@ class Member:
     Attributes:
         number: by which runs know it; no other client ever gets it.
         name: the operator's name for it.
-        added, removed: when it came, and went (UTC, ISO 8601); ``None``: it is there.
+        added, removed: when it came, and went (UTC, ISO 8601); ``None``: not known, as of an older deployment; it is there.
     """
 
     number: int
     name: str
-    added: str
+    added: str | None
     removed: str | None = None
 
     @property
@@ -55,7 +55,7 @@ class Members:
             Damaged: the file is not as it was written.
         """
         if not self._file.exists():
-            return [Member(number, f"client-{number}", "") for number in range(self._first)]
+            return [Member(number, f"client-{number}", None) for number in range(self._first)]
         members = load_json(self._file).get("clients")
         if not isinstance(members, list):
             raise Damaged(f"{self._file} is damaged: it names no clients")
