@@ -29,16 +29,23 @@ from safetensors.torch import save_file
 
 import fedpriv
 from fedpriv.api.keys import transforms
+from fedpriv.audit import sentences
+from fedpriv.audit.answer import MEMBERS, NOTHING, WORDS
+from fedpriv.audit.foreign.audit import AuditedFolder
+from fedpriv.audit.foreign.membership import in_recorded_rounds
+from fedpriv.audit.judge import members
+from fedpriv.audit.membership.rounds import in_rounds
+from fedpriv.audit.progress import Progress
 from fedpriv.audit.record.run import RunRecord
-from fedpriv.audit.results import AuditedRun
 from fedpriv.experiments.markdown import table
 from fedpriv.files import write_atomically
+from fedpriv.recorder.reader import is_record
 from fedpriv.storage.provenance import git_commit, versions
 
 HERE = Path(__file__).parent
 JOB = HERE.parents[1] / "tests" / "nvflare" / "job"
 CLIENTS, ROUNDS, SAMPLES, OTHERS = 4, 5, 800, 500
-AUDIT: dict[str, Any] = {"messages": 1, "label_shadows": 0, "membership_shadows": 4, "singles": 1, "workers": 1}
+SHADOWS = 4
 NOISE = "clip:norm=1 gaussian:variance=1e-4"
 KEYS: dict[str, Any] = {
     "method.name": "fedavg",
@@ -112,18 +119,24 @@ def recorded_by_nvflare(folder: Path, python: str) -> Path:
     return folder / "clients"
 
 
-def outcome(run: AuditedRun, seconds: float) -> dict[str, Any]:
-    """What is compared of an audit."""
+def inferred(audited: Path) -> dict[str, Any]:
+    """Membership inference as an audit does it, in the last round of a run or a record, and what it concludes."""
+    began, progress = time.process_time(), Progress(print)
+    doubt = None
+    if is_record(audited):
+        record = AuditedFolder(audited)
+        assert record.cannot_simulate is None, record.cannot_simulate
+        doubt = record.sentence
+        result = in_recorded_rounds(record, [], SHADOWS, 0, progress)
+    else:
+        result = in_rounds(RunRecord(audited), [], SHADOWS, 0, progress)
+    ran = [outcome for outcome in result.outcomes if outcome.points is not None]
     return {
-        "answer": run.concluded.words,
-        "sentence": run.concluded.sentence,
-        "conditions": list(run.conditions),
-        "seconds": seconds,
-        "auc": {
-            f"{outcome.attack}, round {outcome.round}": outcome.points.auc.value
-            for outcome in run.membership
-            if outcome.points is not None
-        },
+        "answer": WORDS[MEMBERS if members.tells(result.outcomes) else NOTHING],
+        "sentence": sentences.membership(result.outcomes),
+        "training": doubt,
+        "auc": {outcome.attack: outcome.points.auc.value for outcome in ran if outcome.points is not None},
+        "cpu_seconds": round(time.process_time() - began, 1),
     }
 
 
@@ -157,9 +170,7 @@ def compare(data_dir: Path, framework: str, file: Path, net: str, record: Record
         write_samples(RunRecord(run.path), folder / "samples")
         results = dict[str, Any]()
         for where, audited in (("fedpriv", run.path), (framework, record(folder, defence))):
-            began = time.monotonic()
-            report = fedpriv.audit(audited, **AUDIT)
-            results[where] = outcome(report.runs[0], round(time.monotonic() - began, 1))
+            results[where] = inferred(audited)
             print(where, defence, json.dumps(results[where], indent=1), flush=True)
     return {"framework": framework, "defence": defence, "training": module.TRAINING, **results}
 
@@ -178,11 +189,12 @@ def report(results: Mapping[str, Mapping[str, Any]]) -> str:
     lines = table("federation | what | fedpriv's run | the record | the same, or apart by", rows)
     return f"""# Flower and NVFlare beside fedpriv
 
-Is the audit of a federation in another framework that of fedpriv's own run? Both have the same net, initial weights, partition,
-method and local training; the order of batches is not the same. {CLIENTS} clients with {SAMPLES // CLIENTS} images of CIFAR-10
-each train for {ROUNDS} rounds: a ResNet-8 with group normalisation in Flower, the net of NVFlare's first example in its
-simulator. One line records each, and `fedpriv.flower.protect` defends as `fedpriv train --defense` does. AUCs may differ by
-{APART}; larger differences are in bold.
+Does membership inference on a federation in another framework conclude what it does on fedpriv's own run? Both have the same net,
+initial weights, partition, method and local training; the order of batches is not the same. {CLIENTS} clients with
+{SAMPLES // CLIENTS} images of CIFAR-10 each train for {ROUNDS} rounds: a ResNet-8 with group normalisation in Flower, the net of
+NVFlare's first example in its simulator. One line records each, and `fedpriv.flower.protect` defends as `fedpriv train --defense`
+does. All attacks of an audit that apply, on the messages of the last round, with {SHADOWS} shadow models for each client.
+AUCs may differ by {APART}; larger differences are in bold.
 
 {lines}
 
@@ -208,7 +220,7 @@ def main(data_dir: Path | None, nvflare: str | None, only: tuple[str, ...]) -> N
         for name, case in cases.items():
             if not only or name in only:
                 result = compare(data_dir, *case)
-                stored[name] = {**result, "commit": git_commit(), "versions": versions(), "keys": KEYS, "audit": AUDIT}
+                stored[name] = {**result, "commit": git_commit(), "versions": versions(), "keys": KEYS, "shadows": SHADOWS}
                 write_atomically(path, json.dumps(stored, indent=1).encode())
     (HERE / "REPORT.md").write_text(report(stored), encoding="utf-8")
 
