@@ -119,7 +119,9 @@ def chosen_on(result: Sweep) -> str:
     ties = sum(group.from_best is not None and not _is_worse(group) for group in result.groups)
     lines = ["The values were chosen on the clients' validation data; the test set was not looked at."]
     if ties:
-        lines.append(f"It is not clear that the best is better than {ties} other combination{'s' * (ties > 1)}.")
+        lines.append(
+            f"It is not clear that the best is better than {ties} other combination{'s' * (ties > 1)}; more seeds may show it."
+        )
     if result.at_chance:
         lines.append("The best is no better than a constant answer, within its interval: it needs other values, or more rounds.")
     lines.append("As the best of several looks better than it is, quote the score of new runs on the test data:")
