@@ -1,7 +1,8 @@
 """MEDIC (Alam et al., Neural Computing and Applications 2022): 71,198 photographs of disasters with labels of four tasks.
 
 Its published layout: ``MEDIC_train.tsv``, ``MEDIC_dev.tsv`` and ``MEDIC_test.tsv`` with the column ``image_path``, relative to
-their folder, and a column for each task. SimProx's paper calls another data set MEDIC, the 5,831 pairs of :mod:`fedpriv.data.disaster`.
+their folder, and a column for each task. SimProx's paper calls another data set MEDIC, the 5,831 pairs of
+:mod:`fedpriv.data.disaster`.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from fedpriv.errors import UsageError
 HEADER = "image_id\tevent_name\timage_path\tdamage_severity\tinformative\thumanitarian\tdisaster_types"
 ROWS = {
     "train": [
-        "severe\tinformative\taffected\tflood",
-        'little "or" none\tnot_informative\tnone\tfire',
-        "mild\tinformative\tnone\tflood",
+        "severe\tyes\taffected\tflood",
+        'little "or" none\tno\tnone\tfire',
+        "mild\tyes\tnone\tflood",
     ],
     "dev": ["mild\tyes\taffected\tfire"],
     "test": ["mild\tyes\tnone\tfire"],
