@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from dataclasses import asdict
 
 from fedpriv.audit.foreign.record import FolderRecord
 from fedpriv.audit.record.traffic import IN_TRANSIT, has_batch_norm, net_conditions
@@ -46,6 +48,7 @@ def run_facts(record: FolderRecord) -> AuditedRun:
         server_knows=tuple(knows),
         outsider_knows=IN_TRANSIT,
         epsilon=_epsilon(record),
+        config_yaml=json.dumps(asdict(facts), indent=1),
         conditions=net_conditions(record.net.split),
         batch_norm=has_batch_norm(record.net.split),
     )
