@@ -114,7 +114,7 @@ class Reporter:
         metrics = record["metrics"]
         parts = []
         if self._metric.name in metrics:
-            self._score = f"{self._metric.title} {_plain(self._metric, metrics[self._metric.name])}"
+            self._score = f"{self._metric.title} {plain(self._metric, metrics[self._metric.name])}"
         elif "probe/1" in metrics:
             self._score = f"probe {metrics['probe/1']:.3f}"
         parts.append(self._score)
@@ -205,7 +205,7 @@ def _results(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]], p
             what = "the mean of the training labels" if metric.of_numbers else "the most frequent class"
             shown = {**constants, **({ACCURACY.name: summary["chance"]} if "chance" in summary else {})}
             scores = [score for score in dict.fromkeys([metric, beside(metric)]) if score.name in shown]
-            yield f"  always {what}", "   ".join(f"{_plain(score, shown[score.name])} {score.title}" for score in scores)
+            yield f"  always {what}", "   ".join(f"{plain(score, shown[score.name])} {score.title}" for score in scores)
         if (constant := constant_answer(summary)) is not None:
             yield "  at chance level", Bold("", constant)
         further = {
@@ -213,7 +213,7 @@ def _results(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]], p
             for name, score in summary["scores"].items()
             if name not in (beside(metric).name, metric.name)
         }
-        if parts := [f"{_plain(score, value)} {score.title}" for score, value in further.items() if value is not None]:
+        if parts := [f"{plain(score, value)} {score.title}" for score, value in further.items() if value is not None]:
             yield "  further scores, means", "   ".join(parts)
         tested = next(score["per_client"] for score in summary["scores"].values())
         if left_out := tested.count(None):
@@ -222,11 +222,11 @@ def _results(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]], p
         yield f"linear probe, {float(share):.0%} of the labels", Bold("", f"{accuracy:.3f}")
     read = dict.fromkeys([metric, beside(metric)]) if metric.of_numbers else ()
     on_server = [(score, summary["scores"].get(score.name, {}).get("on_server")) for score in read]
-    if parts := [f"{_plain(score, value)} {score.title}" for score, value in on_server if value is not None]:
+    if parts := [f"{plain(score, value)} {score.title}" for score, value in on_server if value is not None]:
         yield "global model on the server's test set", "   ".join(parts)
     if protocols["global_test"] is not None:
-        scores = f"{protocols['global_test']:.3f} accuracy   {protocols['global_test_f1']:.3f} macro F1"
-        yield "global model on the server's test set", scores
+        accuracy, macro_f1 = protocols["global_test"], protocols["global_test_f1"]
+        yield "global model on the server's test set", f"{accuracy:.3f} accuracy   {macro_f1:.3f} macro F1"
 
 
 def ranked(summary: Mapping[str, Any]) -> Iterator[Row]:
@@ -236,7 +236,7 @@ def ranked(summary: Mapping[str, Any]) -> Iterator[Row]:
         if values is None or values["mean"] is None:
             yield score.title, "not defined on any client's test samples"
             continue
-        mean, worst, best = (_plain(score, values[key]) for key in ("mean", "worst_tenth", "best"))
+        mean, worst, best = (plain(score, values[key]) for key in ("mean", "worst_tenth", "best"))
         rest = f" mean   {worst} worst tenth   {best} best"
         if score is first:
             yield measured_on(summary, score.title), Bold("", mean, rest)
@@ -249,7 +249,7 @@ def is_scored(summary: Mapping[str, Any]) -> bool:
     return any(score["mean"] is not None for score in summary["scores"].values())
 
 
-def _plain(score: Score, value: float) -> str:
+def plain(score: Score, value: float) -> str:
     """A value of a score, also a share, as a plain number."""
     return score.shown(value) if score.of_numbers else f"{value:.3f}"
 

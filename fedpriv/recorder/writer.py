@@ -27,6 +27,10 @@ Tensors = Mapping[str, Any] | Sequence[Any]
 """Tensors or arrays by name, or in the order of the net's ``state_dict``."""
 
 
+class OtherRecord(UsageError):
+    """The folder holds the record of another run."""
+
+
 class Recording:
     """Writes a record. Several processes may write the same one, as the clients of a simulation do.
 
@@ -34,7 +38,7 @@ class Recording:
         folder: of the record; it is made. One that holds a record with the same facts is continued.
 
     Raises:
-        UsageError: the folder holds something else.
+        OtherRecord: the folder holds something else.
     """
 
     def __init__(self, folder: str | os.PathLike[str], facts: Facts) -> None:
@@ -51,7 +55,7 @@ class Recording:
                 file.write(text)
         except FileExistsError:
             if layout.facts_of(path.read_text(encoding="utf-8")) != self.facts:
-                raise UsageError(f"{self.folder} holds the record of another run; give an empty folder") from None
+                raise OtherRecord(f"{self.folder} holds the record of another run; give an empty folder") from None
             self._end_cut_line()
 
     def _end_cut_line(self) -> None:

@@ -13,8 +13,9 @@ READ = (
 )
 READ_ROWS = (
     "A cell of a row counts as recovered if its category is the true one, or its number lies within 0.319 standard deviations of "
-    "the true one (a quarter of normally distributed numbers lie so near to their mean); a row counts if all its cells do. The "
-    "rows of a message are matched to the true ones first. The guesses beside each attack are the most frequent value of "
+    "the true one (a quarter of normally distributed numbers lie so near to their mean); a row counts if all its cells do, and "
+    "hardly by chance (at most 1 %): so many rows, or numbers so near to the true ones, as rows behind no message hardly have. "
+    "The rows of a message are matched to the true ones first. The guesses beside each attack are the most frequent value of "
     "each column, and other rows, matched in the same way: an attack that does no better has found nothing."
 )
 RULES_OF_ROWS = "Of rows of a table, cells stand in the place of words, and inferred attributes in that of identified members."

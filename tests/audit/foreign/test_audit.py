@@ -20,6 +20,7 @@ from fedpriv.audit.record.base import SIMULATED
 from fedpriv.audit.run_audit import AuditOptions
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
+from fedpriv.recorder.reader import Recorded
 from fedpriv.recorder.writer import Recording
 from tests.recorder.loop import federation, recorded, samples, small_net
 
@@ -57,8 +58,13 @@ def test_training_that_is_not_as_declared_makes_failures_no_evidence(tmp_path: P
     run, _ = audit_recorded(folder, None, AuditOptions(messages=1, membership_shadows=0, budget=1e-6), lambda text: None)
     assert any("not as the record declares" in condition for condition in run.conditions)
     honest = recorded(tmp_path / "right", rounds=1).folder
+    writer = Recording(honest, Recorded(honest).facts)
+    writer.answered(2, "north", small_net().state_dict(), epsilon=1.5)
+    writer.refused(3, "north", "over target_epsilon 2")
     run, _ = audit_recorded(honest, None, AuditOptions(messages=1, membership_shadows=0, budget=1e-6), lambda text: None)
     assert any("is as the record declares" in condition for condition in run.conditions)
+    assert any("epsilon of up to 1.5" in condition for condition in run.conditions)
+    assert any("client north in round 3: over target_epsilon 2" in condition for condition in run.conditions)
 
 
 def test_members_are_found_and_the_server_s_own_update_shows_none(tmp_path: Path) -> None:
