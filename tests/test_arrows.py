@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 LAYERS = (
     "__main__",
-    "cli flower",
+    "cli flower nvflare",
     "api",
     "frontier",
     "experiments",
@@ -51,6 +51,7 @@ REGISTRY = ("registry", "fedpriv.attacks.core.by_name")
 ONLY_IN = {
     "mlflow": ("fedpriv.tracking",),
     "flwr": ("fedpriv.deploy", "fedpriv.flower"),
+    "nvflare": ("fedpriv.nvflare",),
     "ray": ("fedpriv.simulation.executors.ray",),
 }
 """Library -> the only packages that import it, so that the rest works without it."""

@@ -211,13 +211,14 @@ def _cost_beside(run: AuditedRun, alike: Sequence[AuditedRun]) -> Cost:
     if not run.defence or other is None:
         return run.cost
     mine, theirs = run.cost, other.cost
-    scored = mine.score is not None and theirs.score is not None and mine.metric == theirs.metric
     return replace(
         mine,
         against=other.name,
         against_at_chance=theirs.at_chance,
         accuracy_difference=None if mine.accuracy is None or theirs.accuracy is None else mine.accuracy - theirs.accuracy,
-        score_difference=mine.score - theirs.score if scored else None,
+        score_difference=None
+        if mine.score is None or theirs.score is None or mine.metric != theirs.metric
+        else mine.score - theirs.score,
         bytes_up_ratio=mine.bytes_up / theirs.bytes_up,
     )
 

@@ -28,6 +28,7 @@ for _module in (
     "probe",
     "predict",
     "deploy",
+    "deploy_members",
     "experiment",
     "attack",
     "audit",

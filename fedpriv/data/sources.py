@@ -188,7 +188,7 @@ def _find(name: str, data: DataConfig) -> Source:
         path = Path(name).expanduser()
         if path.suffix.lower() in (".parquet", ".csv") or os.sep in name or path.is_dir():
             return local.local_source(path.absolute(), data)  # absolute: a run can be resumed from another working directory
-    for key in ("label", "features", "drop", "bounds", "levels"):
+    for key in ("label", "task", "features", "drop", "bounds", "levels"):
         if value := getattr(data, key):
             shown = value if isinstance(value, str) else ", ".join(value)
             raise UsageError(f"data.{key} {shown}: the columns of {name} are known; leave it out")

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
@@ -19,15 +20,14 @@ from pydantic.dataclasses import dataclass
 from fedpriv.api.keys import transforms as named_transforms
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UsageError
-from fedpriv.flower.recorder import CallNext, Mod, arrays_of, is_training
+from fedpriv.flower.recorder import CallNext, Mod, arrays_of, is_masked, is_training
 from fedpriv.flower.wrapping import Merged, WrappedStrategy
 from fedpriv.noise_source import SecretNoise
 from fedpriv.privacy.accountant import epsilon
 from fedpriv.recorder.layout import SPENT
 from fedpriv.wire import Payload, Transform, TransformContext
 
-_BUDGET_SPENT = 1
-"""Code of the error that a client answers where its budget is used up."""
+_AFTER = "mods that mask or compress come first: mods=[secaggplus_mod, protect(...)]"
 _SLACK = 5.0
 """Standard deviations by which the norm of noise may exceed its mean."""
 
@@ -65,8 +65,9 @@ def protect(transforms: str = "", *, dp_client: Mapping[str, Any] | ClientDP | N
         app = ClientApp(mods=[fedpriv.flower.record("record", ...), fedpriv.flower.protect("clip:norm=1 gaussian:variance=1e-4")])
 
     Noise is drawn from the operating system's secret numbers. Arrays keep their names, shapes and types, so that any strategy can
-    merge them: with compression or secure aggregation by other mods, put those before this one, so that they act on what it
-    returns. Answers to evaluations are not changed.
+    merge them. Mods that compress or mask arrays, such as ``secaggplus_mod``, stand before this one and act on its answer; in
+    another order, the client answers with an error. Masking hides single answers from the server, and the noise stays in their
+    sum. Metrics, such as the loss and the number of samples, and answers to evaluations do not change; no epsilon covers them.
 
     Args:
         transforms: as ``--defense`` of ``fedpriv train``, one after another: ``clip``, ``gaussian``, ``laplace``.
@@ -87,13 +88,34 @@ def protect(transforms: str = "", *, dp_client: Mapping[str, Any] | ClientDP | N
     def mod(message: Message, context: Context, call_next: CallNext) -> Message:
         if not is_training(message):
             return call_next(message, context)
+        if is_masked(message):
+            return _refused(message, f"it stands before secaggplus_mod, whose numbers are masked; {_AFTER}")
         if private is not None and (why := _spend(private, context)) is not None:
-            return Message(Error(_BUDGET_SPENT, why), reply_to=message)
+            return _refused(message, why)
         received = arrays_of(message)
         reply = call_next(message, context)
-        return reply if reply.has_error() else _transformed(reply, received, built)
+        if reply.has_error():
+            return reply
+        if (name := _of_another_form(received, arrays_of(reply))) is not None:
+            return _refused(
+                message, f"array {name} of the answer has another name, shape or type than what was received; {_AFTER}"
+            )
+        return _transformed(reply, received, built)
 
     return mod
+
+
+def _refused(message: Message, why: str) -> Message:
+    return Message(Error(ErrorCode.MOD_FAILED_PRECONDITION, f"fedpriv.flower.protect: {why}"), reply_to=message)
+
+
+def _of_another_form(received: Mapping[str, NDArray[Any]], arrays: Mapping[str, NDArray[Any]]) -> str | None:
+    """The first array of an answer that is not a new value of one that was received."""
+    for name, array in arrays.items():
+        before = received.get(name)
+        if before is None or (before.shape, before.dtype) != (array.shape, array.dtype):
+            return name
+    return None
 
 
 def _client_dp(given: Mapping[str, Any] | ClientDP) -> ClientDP:
@@ -111,7 +133,7 @@ def _spend(private: ClientDP, context: Context) -> str | None:
     after = private.epsilon(answers)
     if private.target_epsilon is not None and after > private.target_epsilon:
         return (
-            f"fedpriv.flower.protect: answer {answers} would spend epsilon {after:.3g} at delta {private.delta:g}, over "
+            f"answer {answers} would spend epsilon {after:.3g} at delta {private.delta:g}, over "
             f"target_epsilon {private.target_epsilon:g}"
         )
     context.state.config_records[SPENT] = ConfigRecord({"answers": answers, "epsilon": after, "delta": private.delta})
@@ -125,10 +147,10 @@ def _transformed(reply: Message, received: Mapping[str, NDArray[Any]], built: It
     payload = Payload({name: torch.as_tensor(array) for name, array in arrays.items()}, round=1)
     for transform in built:
         payload = transform(payload, TransformContext(start, tuple(arrays), SecretNoise(secrets.token_bytes(32))))
-    for key, record in list(reply.content.array_records.items()):
-        reply.content.array_records[key] = ArrayRecord(
-            {name: Array(np.asarray(payload.tensors[name].numpy(), dtype=arrays[name].dtype)) for name in record}
-        )
+    (key,) = reply.content.array_records
+    reply.content.array_records[key] = ArrayRecord(
+        {name: Array(np.asarray(payload.tensors[name].numpy(), dtype=array.dtype)) for name, array in arrays.items()}
+    )
     return reply
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from fedpriv.flower.wrapping import Merged, WrappedStrategy
 from fedpriv.recorder.layout import SPENT, Kind
-from fedpriv.recorder.start import recording
-from fedpriv.recorder.writer import Recording
+from fedpriv.recorder.reader import is_record
+from fedpriv.recorder.start import recording, recording_of_run
+from fedpriv.recorder.writer import OtherRecord, Recording
 
 CallNext = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, CallNext], Message]
@@ -39,9 +42,12 @@ def record(
                                                      training={"lr": 0.1, "local_epochs": 1, "batch_size": 32})])
 
     It works for apps of the message API and for those of ``NumPyClient``, in simulations and in deployments. In a deployment each
-    client writes its own record.
+    client writes its own record. The masked numbers of secure aggregation are not recorded: after ``secaggplus_mod`` it records
+    what the client hands to that, and the server never sees.
 
     Args:
+        folder: relative to where the SuperLink or SuperNode was started. If it holds the record of another run, this run's is
+            written beside it, with the run's number at the end of its name.
         truth: returns the client's training samples, to score attacks against; they stay in the folder.
         public: returns samples of the same kind that are no client's.
         kind: what a client answers: new weights, or the change of the weights.
@@ -50,9 +56,12 @@ def record(
     writers = dict[int, _ClientRecorder]()
 
     def mod(message: Message, context: Context, call_next: CallNext) -> Message:
-        if not is_training(message):
+        if not is_training(message) or is_masked(message):
             return call_next(message, context)
-        writer = writers.setdefault(os.getpid(), _ClientRecorder(_begun(folder, facts), kind, truth, public))
+        writer = writers.get(os.getpid())
+        if writer is None:
+            recording = recording_of_run(folder, _framework(), context.run_id, facts)
+            writer = writers[os.getpid()] = _ClientRecorder(recording, kind, truth, public)
         sent = arrays_of(message)  # before training, which may write into them
         reply = call_next(message, context)
         writer.keep(message, context, sent, reply)
@@ -86,10 +95,18 @@ class _ClientRecorder:
             self.writer.truth(client, *self.truth(context))
             self._known.add(client)
         self.writer.sent(number, client, sent)
-        if not reply.has_error():
+        if reply.has_error():
+            self.writer.refused(number, client, reply.error.reason)
+        else:
             spent = context.state.config_records.get(SPENT, {})
             self.writer.answered(
-                number, client, arrays_of(reply), kind=self.kind, num_examples=_examples(reply), epsilon=spent.get("epsilon")
+                number,
+                client,
+                arrays_of(reply),
+                kind=self.kind,
+                num_examples=_examples(reply),
+                epsilon=spent.get("epsilon"),
+                delta=spent.get("delta"),
             )
 
 
@@ -104,12 +121,17 @@ class RecordedStrategy(WrappedStrategy):
     Args:
         strategy: what it does is done as before.
         folder, kind, facts: see :func:`record`.
+
+    Raises:
+        UsageError: the folder holds another record, or a fact is not as :func:`fedpriv.recording` takes it.
     """
 
     def __init__(self, strategy: Strategy, folder: str | os.PathLike[str], *, kind: Kind = "weights", **facts: Any) -> None:
         super().__init__(strategy)
         self.kind = kind
-        self.recording = _begun(folder, facts)
+        if is_record(Path(folder)):
+            raise OtherRecord(f"{os.fspath(folder)} holds the record of another run; give an empty folder")
+        self.recording = recording(folder, **{"framework": _framework(), **facts})
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         messages = super().configure_train(server_round, arrays, config, grid)
@@ -120,17 +142,19 @@ class RecordedStrategy(WrappedStrategy):
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Merged:
         answers = list(replies)
         for reply in answers:
-            if not reply.has_error():
-                client = reply.metadata.src_node_id
+            client = reply.metadata.src_node_id
+            if reply.has_error():
+                self.recording.refused(server_round, client, reply.error.reason)
+            else:
                 arrays, examples = arrays_of(reply), _examples(reply)
                 self.recording.answered(server_round, client, arrays, kind=self.kind, num_examples=examples)
         return super().aggregate_train(server_round, answers)
 
 
-def _begun(folder: str | os.PathLike[str], facts: Mapping[str, Any]) -> Recording:
+def _framework() -> str:
     from importlib.metadata import version
 
-    return recording(folder, **{"framework": f"Flower {version('flwr')}", **facts})
+    return f"Flower {version('flwr')}"
 
 
 def is_training(message: Message) -> bool:
@@ -138,9 +162,20 @@ def is_training(message: Message) -> bool:
     return bool(message.metadata.message_type.partition(".")[0] == MessageType.TRAIN)
 
 
+def is_masked(message: Message) -> bool:
+    """Whether a message is a step of Flower's secure aggregation, as a mod that stands before ``secaggplus_mod`` sees it."""
+    return Key.STAGE in message.content.config_records.get(RECORD_KEY_CONFIGS, {})
+
+
 def arrays_of(message: Message) -> dict[str, NDArray[Any]]:
-    """Copies of the arrays of a message, by name; those of ``NumPyClient`` are named by their numbers."""
-    return {name: array.numpy() for arrays in message.content.array_records.values() for name, array in arrays.items()}
+    """Copies of the arrays of a message, by name; those of ``NumPyClient`` are named by their numbers. What is sent besides the
+    first record of arrays, the net's, is named as in :class:`fedpriv.recorder.layout.Line`."""
+    records = enumerate(message.content.array_records.items())
+    return {
+        f"statistic.{key}.{name}" if place else name: array.numpy()
+        for place, (key, arrays) in records
+        for name, array in arrays.items()
+    }
 
 
 def _round(message: Message, otherwise: int) -> int:

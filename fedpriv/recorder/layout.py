@@ -177,7 +177,7 @@ class Line:
         sha256: of the file (hex).
         num_examples: the samples that a client says it trained on.
         nbytes: what the transport carried; ``None``: not known.
-        epsilon: what the client has spent with this answer, where it accounts for differential privacy.
+        epsilon, delta: what the client has spent with this answer, where it accounts for differential privacy.
         members: whose answers were summed, where the server learns only their sum; the tensors are then the mean of what they
             sent, weighted by their samples, and ``num_examples`` is of all of them.
     """
@@ -191,6 +191,7 @@ class Line:
     num_examples: int | None = None
     nbytes: int | None = None
     epsilon: float | None = None
+    delta: float | None = None
     members: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -211,13 +212,22 @@ class End:
     ended: str
 
 
-_FORMS = {form.__name__ for form in (Line, End, CategoryColumn, NumberColumn)}
+@dataclass(frozen=True, config=_STRICT)
+class Refusal:
+    """A client that answered a round with an error, such as to keep within its budget of differential privacy."""
+
+    round: int
+    client: str
+    refused: str
+
+
+_FORMS = {form.__name__ for form in (Line, End, Refusal, CategoryColumn, NumberColumn)}
 """Which of several forms was tried; a reader of the error knows."""
 _FACTS: TypeAdapter[Facts] = TypeAdapter(Facts)
-_LINE: TypeAdapter[Line | End] = TypeAdapter(Line | End)
+_LINE: TypeAdapter[Line | End | Refusal] = TypeAdapter(Line | End | Refusal)
 
 
-def to_text(values: Facts | Line | End) -> str:
+def to_text(values: Facts | Line | End | Refusal) -> str:
     """JSON on one line."""
     return json.dumps(asdict(values))
 
@@ -240,7 +250,7 @@ def facts_of(text: str) -> Facts:
     return _checked(lambda: _FACTS.validate_json(text))
 
 
-def line_of(text: str) -> Line | End:
+def line_of(text: str) -> Line | End | Refusal:
     """As :func:`facts_of`, of a line."""
     return _checked(lambda: _LINE.validate_json(text))
 

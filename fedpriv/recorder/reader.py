@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
 from fedpriv.recorder import layout
-from fedpriv.recorder.layout import Direction, End, Facts, Line
+from fedpriv.recorder.layout import Direction, End, Facts, Line, Refusal
 from fedpriv.recorder.writer import check_samples, file_name
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ class Recorded:
         for line in self._lines():
             if isinstance(line, End):
                 break
+            if isinstance(line, Refusal):
+                continue
             key = line.round, line.client, line.direction
             if line.direction == "up" and members.setdefault(line.client, line.members) != line.members:
                 raise UsageError(f"{self.folder}: {line.client} is a sum of other clients in round {line.round} than before")
@@ -84,7 +86,12 @@ class Recorded:
         """How many lines a kill or a full disk cut off."""
         return sum(not is_whole(line) for _, line in self._texts())
 
-    def _lines(self) -> Iterator[Line | End]:
+    @cached_property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """The errors that clients answered."""
+        return tuple(line for line in self._lines() if isinstance(line, Refusal))
+
+    def _lines(self) -> Iterator[Line | End | Refusal]:
         for number, line in self._texts():
             if is_whole(line):
                 try:

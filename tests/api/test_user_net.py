@@ -18,7 +18,7 @@ import fedpriv
 from fedpriv.attacks.api.user_net import cut
 from fedpriv.cli import main
 from fedpriv.config import load_config
-from fedpriv.deploy.request_validation import config_of
+from fedpriv.deploy.client.request_validation import config_of
 from fedpriv.deploy.server_run import _check_deployable
 from fedpriv.errors import FedprivError
 from fedpriv.models import user_net as user_net_module

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedpriv.config import RunConfig
-from fedpriv.deploy.client_node import ClientNode
+from fedpriv.deploy.client.client_node import ClientNode
+from fedpriv.deploy.client.source import Source
 from fedpriv.deploy.server_run import resume, start
-from fedpriv.deploy.source import Source
 from tests.deploy.loopback import Loopback
 from tests.simulation.small import config
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from fedpriv.deploy.client_node import ClientNode
+from fedpriv.deploy.client.client_node import ClientNode
 from fedpriv.deploy.frames import Frame
 from fedpriv.wire import Payload, Sealed, seal, unseal
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping
 
-from fedpriv.deploy.client_node import ClientNode
+from fedpriv.deploy.client.client_node import ClientNode
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.stream import read, write
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fedpriv.deploy.operation import bounds
+from fedpriv.deploy.operation.counters import Counters
 
 MIB = 2**20
 
@@ -55,7 +56,7 @@ def ask(
     scope = {"type": "http", "path": path, "headers": headers, "app": None, "client": (peer, 1), "server": ("198.51.100.1", 2)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(link, "registered_key", login)
-        asyncio.run(link.Guard(app)(scope, receive, send))
+        asyncio.run(link.Guard(app, Counters(None))(scope, receive, send))
     return answers[0]["status"], read
 
 
@@ -89,7 +90,7 @@ def test_bodies_wait_for_room_and_one_key_leaves_some_for_others() -> None:
     from fedpriv.deploy.flower.link import Guard
 
     async def scenario() -> list[str]:
-        guard, entered, leave = Guard(None), list[str](), asyncio.Event()  # type: ignore[arg-type]
+        guard, entered, leave = Guard(None, Counters(None)), list[str](), asyncio.Event()  # type: ignore[arg-type]
 
         async def body(name: str, key: bytes, size: int) -> None:
             async with guard._room(key, size):

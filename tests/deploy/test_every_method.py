@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fedpriv.deploy.client_node import ClientNode
-from fedpriv.deploy.source import Source
+from fedpriv.deploy.client.client_node import ClientNode
+from fedpriv.deploy.client.source import Source
 from fedpriv.errors import UsageError
 from fedpriv.storage.run_folder import RunFolder
 from tests.data.image_files import pixels, write_folder

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from fedpriv.client import store
-from fedpriv.deploy.client_node import ClientNode, _without_paths
+from fedpriv.deploy.client.client_node import ClientNode, _without_paths
+from fedpriv.deploy.client.source import Source
 from fedpriv.deploy.frames import Envelope, Frame
 from fedpriv.deploy.handshake import HANDSHAKE, code_version
 from fedpriv.deploy.remote_clients import RemoteClients
 from fedpriv.deploy.server_run import DECLARED, STOP
-from fedpriv.deploy.source import Source
-from fedpriv.deploy.transport import NOT_SENT
+from fedpriv.deploy.transport import NOT_CONNECTED, NotSent
 from fedpriv.errors import ClientDiverged, FedprivError, UsageError
 from fedpriv.files import Damaged, load_json, save_json
 from fedpriv.storage.run_folder import RunFolder
@@ -331,7 +331,7 @@ def test_resuming_with_other_code_is_refused(tmp_path: Path, monkeypatch: pytest
     folder = RunFolder.open(play_apart(tmp_path / "run", "fedavg", grid=grid, **QUICKLY))
     with monkeypatch.context() as patch:
         patch.setattr("fedpriv.deploy.server_run.code_version", lambda: "9.9+new")
-        patch.setattr("fedpriv.deploy.client_node.code_version", lambda: "9.9+new")
+        patch.setattr("fedpriv.deploy.client.client_node.code_version", lambda: "9.9+new")
         with pytest.raises(UsageError, match=rf"began with fedpriv {re.escape(code_version())}, .* this is 9\.9\+new; install"):
             go_on(tmp_path / "run", Loopback(client_nodes(tmp_path / "c", config("fedavg", **QUICKLY))))
     assert folder.records()[-1]["round"] == 1 and folder.facts["status"] == "interrupted"
@@ -458,7 +458,7 @@ def test_dp_refuses_a_report_of_other_than_the_declared_samples(tmp_path: Path) 
 
     grid = Faulty(tmp_path / "c", spoil, private, "fedavg")
     folder = play_apart(tmp_path / "run", "fedavg", grid=grid, **private)
-    samples = grid.nodes[1]._loaded[1].data.size(1)  # type: ignore[index]
+    samples = grid.nodes[1].data.loaded.data.size(1)  # type: ignore[index]
     refused = [record.get("refused") for record in RunFolder.open(folder).records()[1:]]
     assert refused == [[{"client": 1, "reason": f"it reports 1 samples and declared {samples}"}]] * 2
     summary = RunFolder.open(folder).summary()
@@ -701,7 +701,11 @@ def test_a_refusal_is_one_short_line(tmp_path: Path) -> None:
 
 def test_absent_clients_cost_no_bytes_and_are_named(tmp_path: Path) -> None:
     def spoil(asked: str, round: int, client: int, answer: Any) -> list[Any]:
-        away = {("train", 2): NOT_SENT, ("test", 3): NOT_SENT, ("train", 3): f"{NOT_SENT} any more"}
+        away = {
+            ("train", 2): NotSent(NOT_CONNECTED),
+            ("test", 3): NotSent(NOT_CONNECTED),
+            ("train", 3): f"{NOT_CONNECTED} any more",
+        }
         return [away.get((asked, client), answer)]
 
     settings = {**FOUR, "train.rounds": 1}
@@ -710,7 +714,7 @@ def test_absent_clients_cost_no_bytes_and_are_named(tmp_path: Path) -> None:
     whole = play(tmp_path / "whole", "fedavg", **settings).folder.records()[1]
     assert record["metrics"]["bytes_down"] == whole["metrics"]["bytes_down"] // 4 * 3
     assert record["metrics"]["bytes_down_tests"] == record["metrics"]["bytes_down"]
-    assert record["untested"] == [{"client": 3, "reason": NOT_SENT}] and record["metrics"]["untested"] == 1
+    assert record["untested"] == [{"client": 3, "reason": NOT_CONNECTED}] and record["metrics"]["untested"] == 1
     assert [refusal["client"] for refusal in record["missing"]] == [2, 3]
 
 
@@ -751,7 +755,7 @@ def test_a_setup_that_cannot_be_saved_is_not_agreed_on(tmp_path: Path, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedpriv.deploy.client_node.save_json", full)
+        patch.setattr("fedpriv.deploy.client.client_node.save_json", full)
         assert "No space left" in str(agrees(7).error)
     answers = [agrees(seed) for seed in (8, 7)]
     assert answers[0].error is None and "differs from the one" in str(answers[1].error)

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedpriv.deploy.client_node import ClientNode
+from fedpriv.deploy.client.client_node import ClientNode
+from fedpriv.deploy.client.request_validation import config_of
+from fedpriv.deploy.client.source import Source
 from fedpriv.deploy.frames import Envelope, Frame
 from fedpriv.deploy.remote_clients import RemoteClients
-from fedpriv.deploy.request_validation import config_of
-from fedpriv.deploy.source import Source
 from fedpriv.files import load_json, save_json
 from fedpriv.server.clients import Instruction
 from fedpriv.wire import Payload, seal, unseal
@@ -303,8 +303,8 @@ def test_other_clients_cost_a_client_no_memory(tmp_path: Path) -> None:
         return node.answer(envelope.frame(run="handshake")).error
 
     node = ClientNode(3, Source("digits"), tmp_path / "client")
-    assert described(1000) is None and node._loaded is not None
-    data = node._loaded[1].data
+    assert described(1000) is None and node.data.loaded is not None
+    data = node.data.loaded.data
     for which in ("train", "validation", "test"):
         nobodys = {id(data.indices(which, client)) for client in range(1000) if client != 3}
         assert len(nobodys) == 1, "one array for all of them"

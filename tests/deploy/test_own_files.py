@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from fedpriv.deploy.client_node import ClientNode
+from fedpriv.deploy.client.client_node import ClientNode
+from fedpriv.deploy.client.source import Source
 from fedpriv.deploy.frames import Envelope, Frame
 from fedpriv.deploy.handshake import HANDSHAKE
-from fedpriv.deploy.source import Source
 from fedpriv.errors import UsageError
 from fedpriv.simulation.inputs.unseen import SampleForm
 from tests.data.image_files import pixels, write_folder

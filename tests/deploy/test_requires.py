@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from fedpriv.deploy.client.requires import Requires
+from fedpriv.deploy.client.source import Source
 from fedpriv.deploy.flower.paths import make, read_client
-from fedpriv.deploy.requires import Requires
-from fedpriv.deploy.source import Source
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.storage.run_folder import RunFolder
 from tests.deploy.apart import client_nodes, play_apart
@@ -72,7 +72,7 @@ def test_requirements_are_checked_before_data_are_loaded(tmp_path: Path) -> None
     strict[1].requires = Requires(methods=("fedrep",))
     with pytest.raises(FedprivError, match=r"client 1 cannot take part: this client's own file requires one of .* fedrep"):
         play_apart(tmp_path / "run", "fedavg", grid=Loopback(strict))
-    assert strict[1]._loaded is None
+    assert strict[1].data.loaded is None
 
 
 def test_new_requirements_hold_for_runs_that_were_agreed_on(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from fedpriv.deploy.client_node import ClientNode
+from fedpriv.deploy.client.client_node import ClientNode
+from fedpriv.deploy.client.socket_server import serve
+from fedpriv.deploy.client.source import Source
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.handshake import HANDSHAKE
-from fedpriv.deploy.socket_server import serve
-from fedpriv.deploy.source import Source
 from fedpriv.deploy.stream import ask, write
 from fedpriv.wire.message import Refused
 

@@ -16,7 +16,8 @@ from fedpriv.recorder.reader import Recorded
 pytestmark = pytest.mark.extra("deploy")
 pytest.importorskip("flwr")
 
-from flwr.app import Array, ArrayRecord, Message, RecordDict  # noqa: E402
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict  # noqa: E402
+from flwr.serverapp.strategy import FedAvg  # noqa: E402
 
 from fedpriv.flower import RecordedStrategy, RequireClip, protect, record  # noqa: E402
 from tests.flower.app import CLIENTS, LocalGrid, run  # noqa: E402
@@ -53,6 +54,15 @@ def test_a_recorded_app_sends_the_same_bytes(tmp_path: Path) -> None:
     for name, tensor in sent.items():  # what is sent in round 2 is the mean of the answers of round 1
         assert torch.allclose(tensor, (answers[0][name] + answers[1][name]) / 2, atol=1e-6)
     assert read.truth("1") is not None and read.lines[1, "0", "up"].num_examples == 6
+
+
+def test_a_second_run_is_recorded_beside_the_first(tmp_path: Path) -> None:
+    run([record(tmp_path / "record", **FACTS)])
+    with pytest.warns(UserWarning, match="this one is recorded in .*record-7"):
+        run([record(tmp_path / "record", **FACTS)], rounds=1, number=7)
+    assert len(Recorded(tmp_path / "record").answered()) == 4 and len(Recorded(tmp_path / "record-7").answered()) == 2
+    with pytest.raises(UsageError, match="another run"):
+        RecordedStrategy(FedAvg(), tmp_path / "record", **FACTS)
 
 
 def test_the_server_records_the_same_tensors_as_the_clients(tmp_path: Path) -> None:
@@ -93,6 +103,49 @@ def test_a_client_answers_no_more_when_its_budget_is_spent(tmp_path: Path) -> No
     assert [line.epsilon for line in read.lines.values() if line.direction == "up"][-1] == pytest.approx(two)
     assert len(read.answered()) == 4 and [answer.has_error() for answer in grid.answers] == [False] * 4 + [True] * 2
     assert "over target_epsilon" in grid.answers[-1].error.reason
+    assert [(it.round, it.refused) for it in read.refusals] == [(3, grid.answers[-1].error.reason)] * 2
+
+
+def masked(message: Message, context: Any, call_next: Any) -> Message:
+    """Stands where ``secaggplus_mod`` does: takes the stage off the message, and masks the arrays of the reply."""
+    message.content["secaggplus_configs"].pop("stage")
+    reply = call_next(message, context)
+    for key, arrays in list(reply.content.array_records.items()):
+        masks = {name: Array(np.zeros(array.shape, np.int64)) for name, array in arrays.items()}
+        reply.content.array_records[key] = ArrayRecord(masks)
+    return reply
+
+
+def test_protection_inside_of_secure_aggregation_works_and_outside_is_refused(tmp_path: Path) -> None:
+    staged = ConfigRecord({"stage": "collect_masked_vectors"})
+
+    def stage(strategy: Any) -> Any:
+        configure = strategy.configure_train
+        strategy.configure_train = lambda *given: [
+            Message(content=RecordDict({**it.content, "secaggplus_configs": staged.copy()}), dst_node_id=it.metadata.dst_node_id,
+                    message_type=it.metadata.message_type) for it in configure(*given)
+        ]  # fmt: skip
+        return strategy
+
+    private = protect(dp_client={"noise": 2.0, "clip": 1e-3, "delta": 1e-5, "target_epsilon": 8})
+    inside, _ = run([masked, record(tmp_path / "inside", **FACTS), private], rounds=1, wrap=stage)
+    assert not any(answer.has_error() for answer in inside.answers) and len(Recorded(tmp_path / "inside").answered()) == CLIENTS
+    outside, _ = run([record(tmp_path / "outside", **FACTS), private, masked], rounds=1, wrap=stage)
+    assert all("before secaggplus_mod" in answer.error.reason for answer in outside.answers)
+    assert not (tmp_path / "outside").exists()  # masked numbers are no weights
+
+
+def test_protection_outside_of_compression_is_refused() -> None:
+    def halved(message: Message, context: Any, call_next: Any) -> Message:
+        reply = call_next(message, context)
+        arrays = {name: Array(array.numpy().astype(np.float16)) for name, array in reply.content["arrays"].items()}
+        reply.content["arrays"] = ArrayRecord(arrays)
+        return reply
+
+    grid, _ = run([protect("clip:norm=1"), halved], rounds=1)
+    assert all("shape or type" in answer.error.reason for answer in grid.answers)
+    grid, _ = run([halved, protect("clip:norm=1")], rounds=1)
+    assert not any(answer.has_error() for answer in grid.answers)
 
 
 @pytest.mark.parametrize(

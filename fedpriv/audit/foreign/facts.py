@@ -6,7 +6,7 @@ from collections import Counter
 
 from fedpriv.audit.foreign.record import FolderRecord
 from fedpriv.audit.record.traffic import IN_TRANSIT, has_batch_norm, net_conditions
-from fedpriv.audit.results import AuditedRun, Cost, RoundTraffic, Wire
+from fedpriv.audit.results import AuditedRun, Cost, Epsilon, RoundTraffic, Wire
 
 
 def run_facts(record: FolderRecord) -> AuditedRun:
@@ -45,6 +45,24 @@ def run_facts(record: FolderRecord) -> AuditedRun:
         wire=Wire(tuple(first.tensor_infos()), rounds=tuple(traffic)),
         server_knows=tuple(knows),
         outsider_knows=IN_TRANSIT,
+        epsilon=_epsilon(record),
         conditions=net_conditions(record.net.split),
         batch_norm=has_batch_norm(record.net.split),
+    )
+
+
+def _epsilon(record: FolderRecord) -> Epsilon | None:
+    """What clients state that they spent; ``None``: they state nothing."""
+    stated = [line for line in record.recorded.lines.values() if line.epsilon is not None]
+    most = max(stated, key=lambda line: line.epsilon or 0.0, default=None)
+    if most is None or most.epsilon is None:
+        return None
+    return Epsilon(
+        upper=most.epsilon,
+        delta=record.delta,
+        level="client",
+        accountant="clients' own",
+        by_attack=None,
+        canaries=None,
+        statement=("not checked: a record has no accountant's history", f"the largest is client {most.client}'s"),
     )

@@ -63,13 +63,13 @@ EXPOSED = (
 NO_BOUNDS = {
     "run": "This run claims no differential privacy: no accountant bounds what its messages reveal.",
     "update": "One message does not say whether noise was added: no accountant bounds what it reveals.",
-    "record": "A record holds no privacy accountant: nothing bounds what the messages reveal.",
+    "record": "No client of the record states an epsilon: nothing bounds what the messages reveal.",
 }
 """By the source of the messages, in place of epsilon where none is known."""
 NO_GUARANTEE = {
     "run": "none: no differential privacy",
     "update": "not known: one message does not say how it was made",
-    "record": "not known: the record has no privacy accountant",
+    "record": "not known: no client states an epsilon",
 }
 """By the source of the messages, the guarantee where no epsilon is known."""
 CONTRADICTION = (

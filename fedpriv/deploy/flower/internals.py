@@ -113,7 +113,7 @@ def use_executor(make: Callable[[], Any]) -> None:
     module.get_executor = lambda *_kind, **_options: make()
 
 
-def add_middleware(outermost: type) -> None:
+def add_middleware(outermost: Callable[..., Any], **options: Any) -> None:
     """Put an ASGI middleware outside all of the SuperLink's."""
     require_flower()
     from flwr.superlink import extensions
@@ -121,7 +121,7 @@ def add_middleware(outermost: type) -> None:
 
     module: Any = extensions
     others = module.get_middleware
-    module.get_middleware = lambda: (Middleware(outermost), *others())
+    module.get_middleware = lambda: (Middleware(outermost, **options), *others())
 
 
 def use_protocol(protocol: type) -> None:

@@ -28,7 +28,7 @@ def config_of(request: Mapping[str, Any]) -> RunConfig:
     """The run's config, without plug-ins and folder; ``UsageError`` if it is invalid.
 
     It names nothing that would be opened on the client's machine, except the data set
-    (:meth:`fedpriv.deploy.source.Source.of_run`).
+    (:meth:`fedpriv.deploy.client.source.Source.of_run`).
     """
     config = parse(RunConfig, request.get("config"), "the run's config").model_copy(update={"plugins": (), "run_dir": None})
     if is_user_net(config.model.name):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from functools import cache
+from pathlib import Path
+
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from fedpriv.config import RunConfig
@@ -25,6 +29,14 @@ class Requires(BaseModel):
         1, description="of its own table: data.min_level of at least this, so that no rarer level is named"
     )
     tests: bool = Field(True, description="false: it is not tested, as accuracies tell a lying server of its samples")
+    max_memory: PositiveInt | None = Field(None, description="bytes that a run may need; null: half of this machine's memory")
+    max_model_bytes: PositiveInt = Field(2**30, description="bytes that a run's net may have")
+    max_image_side: PositiveInt = Field(512, description="data.image_size of at most so many pixels")
+
+    @property
+    def memory(self) -> int:
+        """The bytes that a run may need."""
+        return self.max_memory or memory_of_machine() // 2
 
     def check(self, config: RunConfig) -> None:
         """Raise :class:`UsageError` if a run's config does not have what is required."""
@@ -61,9 +73,24 @@ class Requires(BaseModel):
             return "wire.secure_aggregation"
         if config.eval.split != "test" and self._covering:
             return f"eval.split test: validation samples are training data, and no {self._covering} covers accuracies on them"
+        if (side := config.data.image_size) is not None and side > self.max_image_side:
+            return f"data.image_size of at most {self.max_image_side} (requires.max_image_side), and not {side}"
         if self.methods is not None:
             if config.method.name not in self.methods:
                 return f"one of these methods: {', '.join(self.methods)}"
             if config.objective is not None or config.aggregation is not None:
                 return "a method with its own objective and aggregation"
         return ""
+
+
+@cache
+def memory_of_machine() -> int:
+    """Bytes of this machine's memory, or of that which the control group of this process may use, if that is less."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            limit = Path(file).read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        return whole if limit == "max" else min(whole, int(limit))
+    return whole

@@ -9,35 +9,28 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fedpriv.agreement import Declared
-from fedpriv.client.statistics import Respondent
 from fedpriv.client.store import ClientStore
 from fedpriv.config import RunConfig
-from fedpriv.data.dataset import Dataset
 from fedpriv.data.encoding import Encoding, NumberColumn
-from fedpriv.data.partitions.partition import Partition, make_partition
-from fedpriv.data.statistics.fitting import SampleKind
 from fedpriv.data.statistics.messages import value_of
-from fedpriv.deploy.agreed_run import AgreedRun, DeclinedTest
+from fedpriv.deploy.client.agreed_run import AgreedRun, DeclinedTest
+from fedpriv.deploy.client.introduction import Introduction
+from fedpriv.deploy.client.own_data import SEE_LOG, OwnData, PrivateError, with_run_choices
+from fedpriv.deploy.client.request_validation import config_of, last_of, number_of, rounds_of
+from fedpriv.deploy.client.requires import Requires
+from fedpriv.deploy.client.source import Source
 from fedpriv.deploy.frames import Envelope, Frame, one_line
-from fedpriv.deploy.handshake import HANDSHAKE, Facts, code_version, declared_from_json, first_difference
-from fedpriv.deploy.request_validation import config_of, last_of, number_of, rounds_of
-from fedpriv.deploy.requires import Requires
-from fedpriv.deploy.source import Source
+from fedpriv.deploy.handshake import HANDSHAKE, code_version, declared_from_json, first_difference
+from fedpriv.deploy.operation.counters import Counters
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_json, save_json, write_atomically
-from fedpriv.noise_source import SecretSource
-from fedpriv.server.statistics import noise_multiplier, statistics_noise
-from fedpriv.simulation.inputs.statistics import private_statistics
-from fedpriv.simulation.inputs.unseen import SampleForm
-from fedpriv.simulation.setup import Loaded, Read, lacking_modalities, partition_dataset, prepared_inputs, read
+from fedpriv.server.statistics import noise_multiplier
 from fedpriv.wire import Sealed, unseal
 from fedpriv.wire.message import Refused
 
@@ -52,15 +45,10 @@ MAX_REQUESTS = 64
 """Requests in a frame; a server needs a handful. The client answers no other frame meanwhile."""
 NO_REQUIREMENTS = Requires()
 _RUN_NAME = re.compile(r"\w[\w.+-]{0,200}", re.ASCII)
-_SEE_LOG = "the client's own log says why"
 _ENCODING = "encoding.safetensors"
 """File of the encoding in a run's folder."""
 _BROADCAST = "broadcast-"
 """Prefix of the file of the initial model in a run's folder; the rest of the name is its checksum."""
-
-
-class PrivateError(FedprivError):
-    """An error for the server to read; its cause goes only into the client's own log."""
 
 
 class ClientNode:
@@ -71,6 +59,7 @@ class ClientNode:
         device: the torch device; ``None``: that of the run's config.
         check_downloads: whether to refuse downloads with marks of an attack. The server's config cannot change it.
         requires: what every run must have for this client to take part.
+        counters: of its answers by request, their seconds, its refusals, and its round and epsilon by run.
     """
 
     def __init__(
@@ -81,14 +70,13 @@ class ClientNode:
         device: str | None = None,
         check_downloads: bool = True,
         requires: Requires = NO_REQUIREMENTS,
+        counters: Counters | None = None,
     ) -> None:
-        self.number, self.source, self.folder, self.device = number, source, folder, device
-        self.check_downloads, self.requires = check_downloads, requires
+        self.number, self.source, self.folder = number, source, folder
+        self.check_downloads, self.requires, self.counters = check_downloads, requires, counters or Counters(None)
+        self.data = OwnData(number, source, device, requires)
+        self._introduction = Introduction(self.data, self._secret, folder / "statistics.json")
         self._current: AgreedRun | None = None
-        self._parts: tuple[str, Read] | None = None
-        self._loaded: tuple[object, Loaded] | None = None
-        self._respondent: tuple[str, Respondent] | None = None
-        """By the config of a run that it is asked for."""
         self._answers: dict[str, tuple[bytes, Frame]] = {}
         """Run -> digest of the last frame, and its answer."""
         self._maskings: dict[str, Masking] = {}
@@ -120,7 +108,10 @@ class ClientNode:
             for request in requests:
                 if not isinstance(request, dict) or (handler := self._handlers.get(request.get("do"))) is None:
                     raise Refused("a frame with an unknown request")
+                began = time.monotonic()
                 handler(self, run, request, frame, envelope)
+                self.counters.add("answers", 1, request["do"])
+                self.counters.add("seconds", time.monotonic() - began, request["do"])
         except PrivateError as error:
             return self._failed(frame, str(error.__cause__), str(error))
         except (FedprivError, Refused) as error:
@@ -129,11 +120,12 @@ class ClientNode:
             return self._failed(frame, f"{type(error).__name__}: {error}", f"{type(error).__name__}: {error.strerror}")
         except Exception as error:  # whose text may quote a sample
             kind = type(error).__name__
-            return self._failed(frame, f"{kind}: {error}", f"the client cannot answer ({kind}); {_SEE_LOG}")
+            return self._failed(frame, f"{kind}: {error}", f"the client cannot answer ({kind}); {SEE_LOG}")
         return envelope.frame()
 
     def _failed(self, frame: Frame, text: str, public: str | None = None) -> Frame:
         """Log an error, and send the server its public text (by default the same) without paths."""
+        self.counters.add("refusals")
         print(f"fedpriv: {one_line(str(frame.head.get('run')))}: {one_line(text)}", file=sys.stderr, flush=True)
         return Envelope().frame(error=_without_paths(text if public is None else public, self.folder, self.source))
 
@@ -142,54 +134,14 @@ class ClientNode:
     def _describe(self, run: str, request: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
         """Declare what the server must know about the data."""
         self.requires.check(config := config_of(request))
-        parts = self._read(config)
-        dataset, partition = parts.dataset, parts.partition
-        encoder = self._load(config, None).prepared.encoder if dataset.is_encoded else None
-        if config.privacy.level == "sample" and any(len(clients) > 1 for clients in partition.holders()):
-            raise UsageError(
-                f"privacy.level sample: partition {parts.config.data.partition.name} assigns samples to several clients, and "
-                "the server, which has no data, would count each client's spending alone; use another partition, such as iid"
-            )
-        facts = Facts(
-            self.number,
-            code_version(),
-            time.time(),
-            SampleForm.of(dataset, encoder),
-            dataset.classes,
-            **self._samples(parts),
-            default_model=dataset.default_model,
-            lacks=lacking_modalities(parts.config).get(self.number),
-            suggests=dict(dataset.suggests),
-            partition=partition.hash() if self.source.share == "partition" else None,
-            unscaled=None if dataset.is_encoded else dataset.kind,
-        )
-        envelope.add(asdict(facts))
+        envelope.add(asdict(self._introduction.describe(config)))
 
     def _measure(self, run: str, request: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
         """Send statistics of the training rows."""
         self.requires.check(config := config_of(request))
         if (question := frame.sealed(request.get("message"))) is None:
             raise Refused("a question for statistics without a message")
-        if self.source.private and config.data.limit is not None and config.privacy.level == "none":
-            raise UsageError(
-                f"data.limit {config.data.limit}: sums over so many of a client's rows and over one less show a row; leave it out"
-            )
-        parts, key = self._read(config), config.to_yaml()
-        if question.kind == "inquiry" or self._respondent is None or self._respondent[0] != key:
-            classes = tuple(str(name) for name in request.get("classes") or ())
-            dataset = parts.dataset.with_classes(classes) if classes else parts.dataset
-            rows = dataset.training_rows(np.asarray(parts.partition.train[self.number]), config.data.min_level)
-            kind = SampleKind() if dataset.is_encoded else dataset.kind
-            noise, source = statistics_noise(config, kind), SecretSource(self._secret(HANDSHAKE + key))
-            private, sums = private_statistics(config, noise, source), self.folder / "statistics.json"
-            secure = config.wire.secure_aggregation
-            self._respondent = key, Respondent(self.number, rows, private, secure, key.encode(), sums)
-        try:
-            envelope.add({}, message=self._respondent[1].answer(question))
-        except UsageError as error:  # which may quote a number
-            if self.source.private:
-                raise PrivateError(f"its statistics cannot be summed; {_SEE_LOG}") from error
-            raise
+        envelope.add({}, message=self._introduction.measure(config, question, request.get("classes") or ()))
 
     def _agree(self, run: str, request: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
         """Accept the setup of a run, and the number of samples that it is based on; neither changes any more."""
@@ -237,8 +189,11 @@ class ClientNode:
                 answer = opened.masking.hold(answer, {} if message is None else message.tensors(), opened.context(message))
             except Refused as reason:  # which may quote the upload's norm, and the server chooses the bound
                 opened.store.forget([(self.number, round)])  # the local update does not count
-                raise PrivateError(f"its upload cannot be summed; {_SEE_LOG}") from reason
+                raise PrivateError(f"its upload cannot be summed; {SEE_LOG}") from reason
         envelope.add({}, upload=answer.upload, report=answer.report)
+        self.counters.set("round", round, run)
+        if (epsilon := opened.epsilon()) is not None:
+            self.counters.set("epsilon", epsilon, run)
 
     def _step(self, run: str, request: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
         """Do a step of secure aggregation."""
@@ -313,11 +268,14 @@ class ClientNode:
             raise UsageError(f"the server declares {len(declared.trainable)} clients of a run of {config.data.clients}")
         encoding = self._kept_encoding(run, setup.get("encoding"))
         _check_noise(config, declared, encoding)
-        loaded = self._load(config, encoding, declared.class_names)
-        here = _with_run_choices(config, loaded.config)
+        if declared.target != (encoding and encoding.target):
+            raise UsageError("the server declares other labels than its encoding of the samples has")
+        loaded = self.data.load(config, encoding, declared.class_names)
+        here = with_run_choices(config, loaded.config)
         if here.fingerprint() != config.fingerprint():
             raise UsageError(f"the config differs: {first_difference(config, here)}")
-        if samples != (now := self._samples(self._read(config))):  # the server's privacy accounting and weights are based on them
+        now = self.data.samples(self.data.read(config))
+        if samples != now:  # the server's privacy accounting and weights are based on them
             raise UsageError(
                 f"client {self.number} declared {samples.get('train')} training and {samples.get('test')} test samples for "
                 f"run {run} and has {now['train']} and {now['test']} now; the run needs the data that it began with"
@@ -361,59 +319,6 @@ class ClientNode:
             raise Refused(f"{UNKNOWN_RUN} {run}: client {self.number} has not the encoding of its samples")
         return value_of(unseal(data), "encoding", None, Encoding)
 
-    def _samples(self, parts: Read) -> dict[str, int]:
-        """Numbers of training and test samples."""
-        partition = parts.partition
-        tested = partition.validation if parts.config.eval.split == "validation" else partition.test
-        return {"train": len(partition.train[self.number]), "test": len(tested[self.number])}
-
-    def _load(self, config: RunConfig, encoding: Encoding | None, classes: tuple[str, ...] = ()) -> Loaded:
-        """The data as inputs of a run's nets; the last result is cached.
-
-        Args:
-            encoding: by which the samples are scaled and coded; ``None``: they are already.
-            classes: of all clients; none: those of the data set.
-        """
-        parts = self._read(config)
-        key = (self._parts and self._parts[0], encoding, classes)
-        if self._loaded is None or self._loaded[0] != key:
-            dataset = parts.dataset.with_classes(classes) if classes else parts.dataset
-            if encoding is not None and not dataset.is_encoded:
-                dataset = dataset.encoded(encoding, np.asarray(parts.partition.train[self.number]))
-            self._loaded = key, prepared_inputs(replace(parts, dataset=dataset))
-        return self._loaded[1]
-
-    def _read(self, config: RunConfig) -> Read:
-        """The data that a config names; the last result is cached."""
-        local = {"plugins": (), "run_dir": None, "device": self.device or config.device}
-        config = config.model_copy(update={"data": self.source.of_run(config.data), **local})
-        if config.data.clients <= self.number:
-            raise UsageError(f"the run has {config.data.clients} clients (data.clients), and this is client {self.number}")
-        if self._parts is None or self._parts[0] != config.to_yaml():
-            partition = partition_dataset if self.source.share == "partition" else self._own_partition
-            try:
-                self._parts = config.to_yaml(), read(config, partition, every_column=self.source.share == "own")
-            except FedprivError as error:
-                if self.source.private:
-                    raise PrivateError(
-                        f"its data cannot be read as the run's config says; {_SEE_LOG}, which may quote them"
-                    ) from error
-                raise
-        return self._parts[1]
-
-    def _own_partition(self, dataset: Dataset, config: RunConfig) -> Partition:
-        """The partition in which every sample is this client's, and the other clients have none."""
-        labels = [strata.numpy() for strata in dataset.strata]
-        options = config.data.partition.model_copy(update={"name": "iid", "test": "disjoint"})
-        alone = config.data.model_copy(update={"clients": 1, "partition": options})
-        whole = make_partition(*labels, len(dataset.classes), alone, config.data.partition.seed or 0)
-        empty = np.zeros(0, np.int64)
-
-        def assigned(parts: Sequence[Any]) -> list[Any]:
-            return [parts[0] if client == self.number else empty for client in range(config.data.clients)]
-
-        return Partition(assigned(whole.train), assigned(whole.validation), assigned(whole.test), None, whole.test_split)
-
     def _folder(self, run: str) -> Path:
         return self.folder / "runs" / run
 
@@ -445,16 +350,9 @@ def _check_noise(config: RunConfig, declared: Declared, encoding: Encoding | Non
     """
     if config.privacy.level != "sample" or encoding is None:
         return
-    summed = encoding.mean or any(isinstance(column, NumberColumn) for column in encoding.columns)
+    summed = encoding.mean or encoding.target or any(isinstance(column, NumberColumn) for column in encoding.columns)
     if declared.statistics_noise != (noise := noise_multiplier(config) if summed else 0.0):
         raise UsageError(f"the server declares statistics with noise {declared.statistics_noise:g}, and the run's is {noise:g}")
-
-
-def _with_run_choices(run: RunConfig, loaded: RunConfig) -> RunConfig:
-    """The config of loaded data, with the run's values for what each client chooses itself, so that the two can be compared."""
-    partition = loaded.data.partition.model_copy(update={"column": run.data.partition.column})
-    same = {name: getattr(run.data, name) for name in ("name", "dir", "label", "features", "drop")}
-    return loaded.model_copy(update={"data": loaded.data.model_copy(update={**same, "partition": partition})})
 
 
 def _without_paths(text: str, folder: Path, source: Source) -> str:
