@@ -70,7 +70,7 @@ def sections(audit: Audit) -> list[Section]:
         *([_tradeoff(audit.runs)] if _some(audit.runs, "image") or not audit.runs else []),
         *(_run(number, run) for number, run in enumerate(audit.runs, 1)),
         Section("Controls", controls, anchor="controls", link="Controls"),
-        Section("Terms", [Facts(words.GLOSSARY.items(), "terms")], anchor="terms", link="Terms"),
+        _terms(audit.runs),
     ]
 
 
@@ -85,9 +85,13 @@ def _some(runs: Sequence[AuditedRun], modality: str) -> bool:
 
 def _answer(runs: Sequence[AuditedRun]) -> Section:
     cards: list[Block] = [_card(number, run) for number, run in enumerate(runs, 1)]
+    return Section("Answer", cards or [nothing(_NONE)], anchor="answer", link="Answer")
+
+
+def _terms(runs: Sequence[AuditedRun]) -> Section:
     meant = [words.RULES.format(words=", ".join(WORDS)), *([words.RULES_OF_ROWS] if any(run.rows for run in runs) else [])]
-    rules = Paragraph(" ".join(meant), "soft")
-    return Section("Answer", [*(cards or [nothing(_NONE)]), rules], anchor="answer", link="Answer")
+    terms = {"answer": " ".join(meant)} | words.GLOSSARY
+    return Section("Terms", [Facts(terms.items(), "terms")], anchor="terms", link="Terms")
 
 
 def _card(number: int, run: AuditedRun) -> Section:
