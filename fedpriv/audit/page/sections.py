@@ -113,7 +113,7 @@ def _card(number: int, run: AuditedRun) -> Section:
         Paragraph(Styled(answer.words, "strong"), "words"),
         Paragraph(answer.sentence),
         *drawings,
-        Facts([("What would change it", change), ("Guarantee", guarantee)]),
+        Facts([("What to do", change), ("Guarantee", guarantee)]),
         Details(f"Not tried ({len(answer.not_tried)})", [Bullets(answer.not_tried)]),
     )
     return Section("", blocks, f"answer level-{answer.level}")
