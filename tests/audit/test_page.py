@@ -233,7 +233,7 @@ def test_feature_distance_is_a_column_or_a_note() -> None:
 def test_the_page_begins_with_an_answer_for_each_run(page: Page, markdown: str) -> None:
     for text in (page.text, markdown):
         first = text[: text.index("uploaded")]
-        for sentence in (*(run.concluded.words for run in findings().runs), "What would change it", "Not tried"):
+        for sentence in (*(run.concluded.words for run in findings().runs), "What to do", "Not tried"):
             assert sentence in first
 
 
@@ -465,5 +465,5 @@ def test_commands_are_code_in_markdown() -> None:
         return render_markdown(of_first(findings(), answer=replace(run.concluded, change="Not measured.", command=command)))
 
     command = "fedpriv frontier --target 'recovered<=0'"
-    assert f"* **What would change it**: Not measured. `{command}`\n" in markdown_with(command)
+    assert f"* **What to do**: Not measured. `{command}`\n" in markdown_with(command)
     assert "Not measured. `` echo `date` ``\n" in markdown_with("echo `date`")

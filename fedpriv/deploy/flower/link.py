@@ -21,7 +21,7 @@ from flwr.superlink.routers.fleet.node_auth import authenticate_node
 from starlette.datastructures import Headers
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from fedpriv.deploy.flower.internals import add_middleware, use_protocol
+from fedpriv.deploy.flower.internals import add_middleware, check_senders, use_protocol
 from fedpriv.deploy.operation.bounds import (
     HEADER,
     MAX_ANONYMOUS,
@@ -227,4 +227,5 @@ def run_link(counted: str) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)), hard))
     add_middleware(Guard, counters=Counters(Path(counted)))
     use_protocol(LimitedProtocol)
+    check_senders()
     flower_superlink()
