@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 """Of CIFAR-10's training images."""
 CLASSES, SHAPE = 10, (3, 32, 32)
+TRAINING = {"lr": 0.1, "local_epochs": 3, "batch_size": 32}
 
 
 class Block(nn.Module):

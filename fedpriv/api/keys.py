@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
     from fedpriv.config import RunConfig
@@ -53,6 +53,65 @@ KEYS = {
     "run_dir": "run_dir",
 }
 """Short name -> config key: the options of ``fedpriv train`` with underscores, and ``roles``."""
+Values = Mapping[str, Any]
+"""Keys of a section of the config, such as ``{"momentum": 0.9}``."""
+
+
+class Keys(TypedDict, total=False):
+    """The keywords of :func:`fedpriv.train`, for type checkers: short names, sections and keys without a section."""
+
+    dataset: Any
+    clients: int
+    partition: str
+    classes_per_client: int
+    alpha: float
+    column: str | None
+    seed: int
+    data_dir: str | os.PathLike[str] | None
+    method: str | Values
+    objective: str | Values | None
+    aggregation: str | Values | None
+    model: str | Callable[..., object] | Values | None
+    roles: Mapping[str, str] | None
+    encoder: str | None
+    tune: Literal["full", "lora", "head"] | None
+    selection: Literal["uniform", "window", "all", "schedule"] | None
+    optimizer: Literal["sgd", "adam", "adamw"]
+    participation: float | None
+    rounds: int
+    local_epochs: int
+    batch_size: int
+    lr: float
+    dp: Literal["none", "client", "sample"]
+    noise: float | None
+    clip: float
+    delta: float
+    target_epsilon: float | None
+    canaries: int
+    secure_aggregation: bool
+    keep_payloads: Literal["none", "default", "all"] | Sequence[int]
+    executor: Literal["auto", "sequential", "vectorized"] | Values
+    workers: int | Literal["ray"]
+    ray_address: str | None
+    ray_workers: int | None
+    group_size: int | None
+    compile: Literal["none", "default", "reduce-overhead"]
+    device: str
+    tracking: str | Values
+    tracking_uri: str | None
+    run_dir: str | os.PathLike[str] | None
+    defense: str | Sequence[str] | None
+    variance: float | None
+    mask_layers: int | None
+    data: Values
+    train: Values
+    eval: Values
+    wire: Values
+    privacy: Values
+    threads: int
+    plugins: Sequence[str | os.PathLike[str]]
+
+
 SHORTHANDS = ("defense", "variance", "mask_layers")
 """Names that append to the config's ``wire.transforms``."""
 _MAY_BE_NONE = ("objective", "aggregation")

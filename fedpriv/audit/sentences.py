@@ -50,7 +50,7 @@ def verdict(run: AuditedRun) -> list[str]:
         *shadows(run.shadow_labels),
         *_membership(run),
         *attributes(run),
-        *([] if run.source != "run" else _epsilon(run.epsilon)),  # one message does not say how it was made
+        *(_epsilon(run.epsilon) if run.source == "run" or run.epsilon is not None else []),
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,7 +57,7 @@ def demo(clients: int, method: str, rounds: int, assignments: tuple[str, ...], f
     if folder is not None and folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty; --dir names a new folder")
     with _new_folder(folder) as place:
-        results = play(config, place, lambda text: say(text, err=True), _show_round)
+        results = play(config, place, lambda text: say(text, err=True), _show_rounds)
     out = console()
     if folder is None:
         results.pop("run_dir")
@@ -356,7 +356,7 @@ def _follow(paths: Any, link: Any, request: Any, detach: bool) -> dict[str, Any]
     import os
     import time
 
-    from fedpriv.cli.report import ranked
+    from fedpriv.cli.report import is_scored, ranked
     from fedpriv.deploy.server_run import DECLARED
     from fedpriv.errors import FedprivError
     from fedpriv.storage.run_folder import RunFolder
@@ -382,7 +382,7 @@ def _follow(paths: Any, link: Any, request: Any, detach: bool) -> dict[str, Any]
         return {"run_dir": str(run_dir)}
     _show_absent(link, paths)
     try:
-        finished = request.follow(check_alive, _show_round, lambda text: say(f"warning: {text}", err=True), done)
+        finished = request.follow(check_alive, _show_rounds(run_dir), lambda text: say(f"warning: {text}", err=True), done)
     except FedprivError as error:
         if request.ended is None and (run_dir / DECLARED).exists():  # its app was killed
             raise FedprivError(f"{error}; `fedpriv deploy resume {shown}` continues the run") from None
@@ -391,7 +391,7 @@ def _follow(paths: Any, link: Any, request: Any, detach: bool) -> dict[str, Any]
         console().print(f"Stopped. Continue with: fedpriv deploy resume {shown}", soft_wrap=True)
         sys.exit(130)
     summary = RunFolder.open(run_dir).summary()
-    if summary and summary["accuracy"] is not None:
+    if summary and is_scored(summary):
         for label, value in ranked(summary):
             console().print(f"{label}: {value if isinstance(value, str) else ''.join(value)}", soft_wrap=True)
     console().print(f"run folder: {shown}", soft_wrap=True)
@@ -430,10 +430,19 @@ def link_of(paths: Any) -> Any:
     return link
 
 
-def _show_round(record: dict[str, Any]) -> None:
-    metrics = record["metrics"]
-    parts = [f"round {record['round']}"]
-    parts += [f"{name} {metrics[key]:.3f}" for name, key in (("accuracy", "accuracy"), ("loss", "train_loss")) if key in metrics]
-    parts += [f"{metrics[key]:g} {key}" for key in ("missing", "refused", "dropped", "untested") if metrics.get(key)]
-    parts += [f"up {metrics['bytes_up']:,} down {metrics['bytes_down']:,} bytes", f"{metrics['seconds']:.1f} s"]
-    say("  ".join(parts), err=True)
+def _show_rounds(run_dir: Path) -> Callable[[dict[str, Any]], None]:
+    """Shows the rounds of a run, with the score that it is ranked by."""
+    from fedpriv.cli.report import plain
+    from fedpriv.scores.catalogue import ACCURACY, score_named
+    from fedpriv.storage.run_folder import RunFolder
+
+    def show(record: dict[str, Any]) -> None:
+        metrics, score = record["metrics"], score_named(RunFolder(run_dir).config().eval.metric or ACCURACY.name)
+        parts = [f"round {record['round']}"]
+        parts += [f"{score.title} {plain(score, metrics[score.name])}"] if score.name in metrics else []
+        parts += [f"loss {metrics['train_loss']:.3f}"] if "train_loss" in metrics else []
+        parts += [f"{metrics[key]:g} {key}" for key in ("missing", "refused", "dropped", "untested") if metrics.get(key)]
+        parts += [f"up {metrics['bytes_up']:,} down {metrics['bytes_down']:,} bytes", f"{metrics['seconds']:.1f} s"]
+        say("  ".join(parts), err=True)
+
+    return show

@@ -93,6 +93,12 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _weighs_classes_if_there_are_any(self) -> RunConfig:
+        if self.data.task == "regression" and self.train.class_weights is not None:
+            raise ValueError("train.class_weights: labels are numbers (data.task regression), and no classes; leave it out")
+        return self
+
+    @model_validator(mode="after")
     def _noise_is_added_in_every_round(self) -> RunConfig:
         if self.privacy.level == "client" and self.train.min_uploads > 1:
             raise ValueError("train.min_uploads: under client-level DP a round with few uploads is merged too; leave it out")

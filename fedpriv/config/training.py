@@ -106,8 +106,8 @@ class EvalConfig(Section):
     metric: str | None = Field(
         None,
         description="score by which summaries, comparisons, frontiers and plots rank: accuracy, balanced_accuracy, f1_macro, and "
-        "for two classes roc_auc, average_precision, recall, brier, calibration_error; null: accuracy, or balanced_accuracy if "
-        "one class has more than two thirds of the training labels",
+        "for two classes roc_auc, average_precision, recall, brier, calibration_error; where labels are numbers rmse, mae, mse, "
+        "r2; null: accuracy, or balanced_accuracy if one class has more than two thirds of the training labels; of numbers rmse",
     )
     last: PositiveInt = Field(10, description="number of last rounds over which the reported accuracy is averaged")
     state: Literal["global_encoder", "local_encoder"] = Field(

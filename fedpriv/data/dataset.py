@@ -202,19 +202,14 @@ class Dataset:
         known = set(digests(0))
         return sum(digest in known for digest in digests(1))
 
-    def check_labels(self) -> None:
-        """Check that there is something to tell apart, or to predict.
+    def check_classes(self) -> None:
+        """Check that there is something to tell apart.
 
         Raises:
             UsageError: all training samples have one label.
         """
         held = np.unique(self.train_labels.numpy())
-        if len(held) == 1 and self.target is not None:
-            raise UsageError(
-                f"all {len(self.train_labels):,} training samples of {self.name} have the label {self.target.decode(held)[0]:g} "
-                f"in column {self.target.name!r}, so there is nothing to predict; name another column (--set data.label=NAME)"
-            )
-        if len(held) == 1:
+        if len(held) == 1 and self.target is None:
             raise UsageError(
                 f"all {len(self.train_labels):,} training samples of {self.name} have the label {self.classes[held[0]]!r}; "
                 "a classifier needs two classes or more"

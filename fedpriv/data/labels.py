@@ -168,12 +168,13 @@ def _numbered(tables: list[Table], values: list[NDArray[Any]], column: str) -> t
         if (rows := np.flatnonzero(array < 0)).size:
             raise UsageError(
                 f"{table.at(rows[0])}: label {array[rows[0]]} in column {column!r} is negative; number the classes from 0, "
-                "or name them, and leave out samples without a label"
+                "or name them, and leave out samples without a label; of rows of a table, data.task=regression predicts numbers"
             )
     highest = max(int(array.max()) for array in values)
     if highest >= sum(map(len, values)):
         raise UsageError(
-            f"{tables[0].origin}: label {highest} in column {column!r} is too high; number the classes from 0, or name them"
+            f"{tables[0].origin}: label {highest} in column {column!r} is too high; number the classes from 0, or name them; "
+            "of rows of a table, data.task=regression predicts numbers"
         )
     return tuple(map(str, range(highest + 1)))
 

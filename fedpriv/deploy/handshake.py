@@ -104,6 +104,11 @@ def check(facts: Sequence[Facts], now: float) -> None:
     first = facts[0]
     for other in facts[1:]:
         _check_same(first, other, "form", "samples of", _form)
+        if (labels := _labels(other)) != _labels(first):
+            raise UsageError(
+                f"labels are {_labels(first)} at client {first.client}, and {labels} at client {other.client}; "
+                "--set data.task=regression, or classification, says what they are"
+            )
         if _is_table(first):
             _check_classes(facts, other)
         else:
@@ -187,7 +192,14 @@ def agreed_kind(facts: Sequence[Facts]) -> SampleKind | None:
         for name, column in held[client.client].items():
             if name not in held[facts[0].client] and not column.left_out:
                 raise _lacks(facts[0].client, name, client.client)
-    return SampleKind(tuple(column for column in columns if column is not None))
+    return SampleKind(tuple(column for column in columns if column is not None), target=first.target)
+
+
+def _labels(facts: Facts) -> str:
+    """What a client's labels are, in words."""
+    if facts.unscaled is None or (target := facts.unscaled.target) is None:
+        return "classes"
+    return f"numbers in column {one_line(target.name)!r}" + (f", written with {one_line(target.unit)}" if target.unit else "")
 
 
 def _without_columns(kind: SampleKind | None) -> object:

@@ -256,12 +256,13 @@ def _agreement(config: RunConfig, facts: Sequence[Facts], statistics: Gathered |
     first, sizes, known = facts[0], _training_sizes(facts), declared(facts)
     form = first.form
     if statistics is not None:
-        known = replace(known, class_counts=statistics.encoding.classes or None, statistics_noise=statistics.noise)
+        encoding = statistics.encoding
+        known = replace(known, class_counts=encoding.classes or None, statistics_noise=statistics.noise, target=encoding.target)
     if statistics is not None and statistics.encoding.columns:
         form = SampleForm((sum(column.width for column in statistics.encoding.columns),))
     config = with_default_share(resolve(config, first.default_model, first.suggests), len(sizes))
     config = parse(RunConfig, config.chosen(), "the config with what the clients' data suggest")
-    config, build = form.net(config, known.classes)
+    config, build = form.net(config, known.task.outputs)
     agreement, _ = settle(config, build, known, sizes, DisjointClients(sizes), torch.device("cpu"))
     agreement.config = with_metric(agreement.config, known)
     check_trains(agreement, sizes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType
@@ -14,8 +15,9 @@ from numpy.typing import NDArray
 
 from fedpriv.flower.wrapping import Merged, WrappedStrategy
 from fedpriv.recorder.layout import SPENT, Kind
-from fedpriv.recorder.start import recording
-from fedpriv.recorder.writer import Recording
+from fedpriv.recorder.reader import is_record
+from fedpriv.recorder.start import recording, recording_of_run
+from fedpriv.recorder.writer import OtherRecord, Recording
 
 CallNext = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, CallNext], Message]
@@ -44,6 +46,8 @@ def record(
     what the client hands to that, and the server never sees.
 
     Args:
+        folder: relative to where the SuperLink or SuperNode was started. If it holds the record of another run, this run's is
+            written beside it, with the run's number at the end of its name.
         truth: returns the client's training samples, to score attacks against; they stay in the folder.
         public: returns samples of the same kind that are no client's.
         kind: what a client answers: new weights, or the change of the weights.
@@ -54,7 +58,10 @@ def record(
     def mod(message: Message, context: Context, call_next: CallNext) -> Message:
         if not is_training(message) or is_masked(message):
             return call_next(message, context)
-        writer = writers.setdefault(os.getpid(), _ClientRecorder(_begun(folder, facts), kind, truth, public))
+        writer = writers.get(os.getpid())
+        if writer is None:
+            recording = recording_of_run(folder, _framework(), context.run_id, facts)
+            writer = writers[os.getpid()] = _ClientRecorder(recording, kind, truth, public)
         sent = arrays_of(message)  # before training, which may write into them
         reply = call_next(message, context)
         writer.keep(message, context, sent, reply)
@@ -93,7 +100,13 @@ class _ClientRecorder:
         else:
             spent = context.state.config_records.get(SPENT, {})
             self.writer.answered(
-                number, client, arrays_of(reply), kind=self.kind, num_examples=_examples(reply), epsilon=spent.get("epsilon")
+                number,
+                client,
+                arrays_of(reply),
+                kind=self.kind,
+                num_examples=_examples(reply),
+                epsilon=spent.get("epsilon"),
+                delta=spent.get("delta"),
             )
 
 
@@ -108,12 +121,17 @@ class RecordedStrategy(WrappedStrategy):
     Args:
         strategy: what it does is done as before.
         folder, kind, facts: see :func:`record`.
+
+    Raises:
+        UsageError: the folder holds another record, or a fact is not as :func:`fedpriv.recording` takes it.
     """
 
     def __init__(self, strategy: Strategy, folder: str | os.PathLike[str], *, kind: Kind = "weights", **facts: Any) -> None:
         super().__init__(strategy)
         self.kind = kind
-        self.recording = _begun(folder, facts)
+        if is_record(Path(folder)):
+            raise OtherRecord(f"{os.fspath(folder)} holds the record of another run; give an empty folder")
+        self.recording = recording(folder, **{"framework": _framework(), **facts})
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> list[Message]:
         messages = super().configure_train(server_round, arrays, config, grid)
@@ -133,10 +151,10 @@ class RecordedStrategy(WrappedStrategy):
         return super().aggregate_train(server_round, answers)
 
 
-def _begun(folder: str | os.PathLike[str], facts: Mapping[str, Any]) -> Recording:
+def _framework() -> str:
     from importlib.metadata import version
 
-    return recording(folder, **{"framework": f"Flower {version('flwr')}", **facts})
+    return f"Flower {version('flwr')}"
 
 
 def is_training(message: Message) -> bool:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from nvflare.apis.dxo import DataKind, from_shareable
@@ -17,8 +20,9 @@ from nvflare.recipe.spec import Recipe
 
 from fedpriv.errors import UsageError
 from fedpriv.recorder.layout import Kind
-from fedpriv.recorder.start import recording
-from fedpriv.recorder.writer import Recording
+from fedpriv.recorder.reader import is_record
+from fedpriv.recorder.start import recording, recording_of_run
+from fedpriv.recorder.writer import OtherRecord, Recording
 
 _KINDS: dict[str, Kind] = {DataKind.WEIGHTS: "weights", DataKind.WEIGHT_DIFF: "change"}
 _TRAIN = "train"
@@ -48,14 +52,19 @@ def record(
         truth: ``package.module:name`` of a function that is called with the client's name, and returns the images
             ``(n, C, H, W)`` in [0, 1] and labels ``(n,)`` that it trains on; they stay in the folder.
         public: of a function that returns samples of the same kind that are no client's.
-        facts: see :func:`fedpriv.recording`; their values are those of JSON.
+        facts: see :func:`fedpriv.recording`.
 
     Raises:
-        UsageError: the folder is not an absolute path, or a fact is not as :func:`fedpriv.recording` takes it.
+        UsageError: the folder is not an absolute path or holds a record, or a fact is not as :func:`fedpriv.recording` takes it.
     """
     if not os.path.isabs(folder):
         raise UsageError(f"record: {os.fspath(folder)} is not a whole path, and a job's processes run in folders of their own")
-    recorder = RecordFilter(os.fspath(folder), facts, truth, public)
+    if is_record(Path(folder)):  # in a simulation, the next run has the same number
+        raise OtherRecord(f"{os.fspath(folder)} holds the record of another run; give an empty folder")
+    with TemporaryDirectory() as tried:  # facts that cannot be right are an error here, and not at the clients
+        checked = asdict(recording(tried, **{"name": Path(folder).name, **facts}).facts)
+    del checked["format"]
+    recorder = RecordFilter(os.fspath(folder), checked, truth, public)
     if at == "server":
         recipe.add_server_output_filter(recorder, tasks=[_TRAIN])
         recipe.add_server_input_filter(recorder, tasks=[_TRAIN])
@@ -79,9 +88,14 @@ class RecordFilter(Filter):  # type: ignore[misc]
         return shareable
 
     def _keep(self, shareable: Shareable, fl_ctx: FLContext) -> None:
-        dxo, number = from_shareable(shareable), shareable.get_header(AppConstants.CURRENT_ROUND)
+        number = shareable.get_header(AppConstants.CURRENT_ROUND)
         if number is None:
             number = fl_ctx.get_prop(_ROUND)
+        try:
+            dxo = from_shareable(shareable)
+        except ValueError as error:
+            self.log_warning(fl_ctx, f"not recorded: {error}")
+            return
         if dxo.data_kind not in _KINDS or number is None:
             self.log_warning(fl_ctx, f"not recorded: a message of kind {dxo.data_kind} in round {number}")
             return
@@ -90,7 +104,7 @@ class RecordFilter(Filter):  # type: ignore[misc]
         peer = fl_ctx.get_peer_context()
         is_server = fl_ctx.get_process_type() in (ProcessType.SERVER_JOB, ProcessType.SERVER_PARENT)
         client = (peer if is_server else fl_ctx).get_identity_name()
-        writer, tensors = self._begun(), dxo.data
+        writer, tensors = self._begun(fl_ctx.get_job_id()), dxo.data
         if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
             writer.sent(number + 1, client, tensors)
         else:
@@ -99,9 +113,9 @@ class RecordFilter(Filter):  # type: ignore[misc]
             writer.truth(client, *_function(self.truth)(client))
             self._known.add(client)
 
-    def _begun(self) -> Recording:
+    def _begun(self, job: str) -> Recording:
         if self._writer is None:
-            self._writer = recording(self.folder, **{"framework": f"NVFlare {version('nvflare')}", **self.facts})
+            self._writer = recording_of_run(self.folder, f"NVFlare {version('nvflare')}", job, self.facts)
             if self.public is not None:
                 self._writer.public(*_function(self.public)())
         return self._writer

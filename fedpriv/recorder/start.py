@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from fedpriv.errors import UsageError
 from fedpriv.recorder.layout import Facts, Training, facts_from
-from fedpriv.recorder.writer import Recording
+from fedpriv.recorder.writer import OtherRecord, Recording
 
 
 def recording(
@@ -85,3 +86,23 @@ def recording(
     except ValueError as error:
         raise UsageError(f"recording: {error}") from None
     return Recording(path, facts)
+
+
+def recording_of_run(folder: str | os.PathLike[str], framework: str, run: int | str, facts: Mapping[str, Any]) -> Recording:
+    """The record of a run of a framework, in a folder of its own: the processes of one run agree on it.
+
+    Args:
+        folder: where it holds the record of another run, this run's is beside it, with ``run`` at the end of its name.
+        facts: see :func:`recording`.
+
+    Raises:
+        UsageError: a fact is not of this form.
+    """
+    path = Path(folder)
+    all_facts: dict[str, Any] = {"name": path.name, **facts, "framework": f"{framework}, run {run}"}
+    try:
+        return recording(path, **all_facts)
+    except OtherRecord:
+        beside = path.with_name(f"{path.name}-{run}")
+        warnings.warn(f"{path} holds the record of another run; this one is recorded in {beside}", stacklevel=3)
+        return recording(beside, **all_facts)

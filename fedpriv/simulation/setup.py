@@ -172,7 +172,7 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
     agreement, net = settle(config, prepared.build, declared, places.sizes, places.partition, loaded.device, begun)
     resident = Resident(net, agreement.space, loaded.device)
     if uses_labels := agreement.method.objective.labels:
-        loaded.dataset.check_labels()
+        loaded.dataset.check_classes()
     if config.eval.probe != "none":
         check_probe(config, agreement.method)
     if config.eval.before_merge:
@@ -315,10 +315,10 @@ def prepared_inputs(parts: Read, statistics: Gathered | None = None) -> Loaded:
 
 def partition_dataset(dataset: Dataset, config: RunConfig) -> Partition:
     """The partition of a data set as the config says."""
-    labels = [strata.numpy() for strata in dataset.strata]
+    train, test = (strata.numpy() for strata in dataset.strata)
     owners = owners_of(config.data, dataset.owners)
     names = dataset.classes
-    return make_partition(*labels, len(names), config.data, config.data.partition.seed or 0, owners, names)
+    return make_partition(train, test, len(names), config.data, config.data.partition.seed or 0, owners, names)
 
 
 def resolve(config: RunConfig, default_model: str | None, suggestions: Mapping[str, Any] | None = None) -> RunConfig:

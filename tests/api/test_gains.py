@@ -102,7 +102,7 @@ def test_runs_are_compared_by_the_score_that_they_are_ranked_by(tmp_path: Path) 
     assert list(gains.score) == ["brier"] and gains.difference[0] == pytest.approx(-0.1)
     assert fedpriv.compare(runs).over_local["fedavg-0"] == pytest.approx(-0.05), "of an error, the best is the least"
     shown = CliRunner().invoke(main, ["compare", *map(str, runs[:2]), "--output", str(tmp_path / "out.png")])
-    assert "fedavg over local: -0.100 Brier score (95 %: " in shown.stdout
+    assert "fedavg over local: -0.100 Brier score, of which less is better (95 %: " in shown.stdout
 
 
 def test_it_says_if_the_baseline_trains_for_other_epochs(tmp_path: Path) -> None:

@@ -405,8 +405,9 @@ def test_strange_labels(tmp_path: Path) -> None:
 )
 def test_names_of_samples_and_quantities_are_no_classes(tmp_path: Path, labels: Sequence[object], such: str) -> None:
     x = [float(i % 7) for i in range(len(labels))]
+    file = str(plain_parquet(tmp_path / "a.parquet", x=x, y=[*labels]))
     with pytest.raises(UsageError, match=rf"column 'y' holds {such}; a label is a class.*--set data\.label=NAME"):
-        load_dataset(str(plain_parquet(tmp_path / "a.parquet", x=x, y=[*labels])))
+        load_data(DataConfig(name=file, label="y", task="classification"))
 
 
 def test_labels_that_begin_at_one_are_said(tmp_path: Path) -> None:

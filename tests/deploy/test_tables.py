@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fedpriv
 from fedpriv.deploy.client.client_node import ClientNode
 from fedpriv.deploy.client.requires import Requires
 from fedpriv.deploy.client.source import Source
@@ -162,6 +163,13 @@ def test_a_column_that_no_hospital_fills_is_no_feature(hospitals: Path, tmp_path
         write(hospitals / name / "train.csv", lines[:30])
         write(hospitals / name / "test.csv", lines[30:])
     agree(apart(hospitals, tmp_path / "apart"), whole(hospitals, tmp_path / "whole"))
+
+
+def test_a_level_of_test_rows_alone_has_no_entry(hospitals: Path, tmp_path: Path) -> None:
+    write(hospitals / "north" / "test.csv", rows(1, sex="unknown")[30:])
+    run = apart(hospitals, tmp_path / "apart")
+    agree(run, whole(hospitals, tmp_path / "whole"))
+    assert "unknown" not in encoding(run)["columns"][1]["levels"]
 
 
 def test_an_infinite_number_stays_in_the_clients_log(hospitals: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -330,3 +338,40 @@ def test_clients_that_take_their_share_of_one_table(hospitals: Path, tmp_path: P
     grid = Loopback({n: ClientNode(n, source, tmp_path / "apart-clients" / f"client-{n}") for n in range(3)})
     play(tmp_path / "whole", "fedavg", **asked)
     agree(play_apart(tmp_path / "apart", "fedavg", grid=grid, **asked), tmp_path / "whole")
+
+
+def costs(hospitals: Path) -> Path:
+    """The hospitals with a number to predict, of which one has few different ones."""
+    for number, name in enumerate(HOSPITALS):
+        draw = np.random.default_rng(number)
+        numbers = [round(float(draw.normal(1000, 300)), 2) if number else 800.5 + 10 * (row % 4) for row in range(40)]
+        lines = [f"{line},{cost}" for line, cost in zip(rows(number), numbers, strict=True)]
+        for split, part in (("train", lines[:30]), ("test", lines[30:])):
+            write(hospitals / name / f"{split}.csv", part, f"{HEAD},cost")
+    return hospitals
+
+
+REGRESSION = {"data.task": "regression", "data.drop": ["readmitted"]}
+
+
+def test_a_deployed_regression_equals_a_simulation_to_the_bit(hospitals: Path, tmp_path: Path) -> None:
+    grid = nodes(costs(hospitals), tmp_path / "apart-clients", label="cost")
+    asked = {"data.name": "patients.csv", "data.clients": 3, "data.partition.name": "iid", **TRAINED, **REGRESSION}
+    play_apart(tmp_path / "apart", "fedavg", None, grid, **asked)
+    whole(hospitals, tmp_path / "whole", **REGRESSION, **{"data.label": "cost"})
+    state = ("checkpoints/server-*.safetensors", "payloads/*/*", "weights/*.safetensors")
+    assert hashes(tmp_path / "apart", *state) == hashes(tmp_path / "whole", *state) != {}
+    last = [RunFolder.open(tmp_path / run).records()[-1]["per_client"] for run in ("apart", "whole")]
+    for name, values in last[0].items():  # a layer with one output rounds otherwise for other numbers of samples
+        assert values == pytest.approx(last[1][name], rel=1e-5)
+    config, summary = RunFolder.open(tmp_path / "apart").config(), RunFolder.open(tmp_path / "apart").summary()
+    assert config.eval.metric == "rmse" and summary is not None and summary["scores"]["rmse"]["mean"] > 50
+    predicted = [fedpriv.load(tmp_path / run).predict(hospitals / "west" / "test.csv") for run in ("apart", "whole")]
+    assert predicted[0].equals(predicted[1]) and 0 < predicted[0]["prediction"].mean() < 2000
+
+
+def test_hospitals_whose_labels_look_otherwise_are_refused(hospitals: Path, tmp_path: Path) -> None:
+    grid = nodes(costs(hospitals), tmp_path / "apart-clients", label="cost")
+    asked = {"data.name": "patients.csv", "data.clients": 3, "data.partition.name": "iid", **TRAINED}
+    with pytest.raises(UsageError, match=r"at client 0.*numbers in column 'cost'.*at client 1; --set data.task=regression"):
+        play_apart(tmp_path / "apart", "fedavg", None, grid, **asked)

@@ -34,13 +34,13 @@ def client_app(mods: Sequence[Any]) -> ClientApp:
 class LocalGrid(Grid):
     """A grid whose nodes run in this process; ``answers`` has all replies."""
 
-    def __init__(self, app: ClientApp) -> None:
-        TaskIdentity.task_id = TaskIdentity.run_id = 1
+    def __init__(self, app: ClientApp, number: int = 1) -> None:
+        TaskIdentity.task_id = TaskIdentity.run_id = number
         TaskIdentity.node_id = 0
         self.app, self.answers = app, list[Message]()
         self.contexts = {
-            100 + number: Context(1, 100 + number, {"partition-id": number, "num-partitions": CLIENTS}, RecordDict(), {})
-            for number in range(CLIENTS)
+            100 + place: Context(number, 100 + place, {"partition-id": place, "num-partitions": CLIENTS}, RecordDict(), {})
+            for place in range(CLIENTS)
         }
 
     def set_run(self, run_id: int) -> None:
@@ -68,10 +68,12 @@ class LocalGrid(Grid):
         return replies
 
 
-def run(mods: Sequence[Any], rounds: int = 2, wrap: Any = lambda strategy: strategy) -> tuple[LocalGrid, dict[str, torch.Tensor]]:
+def run(
+    mods: Sequence[Any], rounds: int = 2, wrap: Any = lambda strategy: strategy, number: int = 1
+) -> tuple[LocalGrid, dict[str, torch.Tensor]]:
     """The grid and the final model of a federation."""
     torch.manual_seed(0)
-    grid = LocalGrid(client_app(mods))
+    grid = LocalGrid(client_app(mods), number)
     inner = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes=CLIENTS, min_available_nodes=CLIENTS)
     strategy: Strategy = wrap(inner)
     result = strategy.start(grid=grid, initial_arrays=ArrayRecord(small_net().state_dict()), num_rounds=rounds)

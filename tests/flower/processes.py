@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -16,8 +17,9 @@ from fedpriv.deploy.flower.internals import SILENT
 from fedpriv.deploy.flower.machines import free_port
 from fedpriv.deploy.flower.supervisor import Supervisor
 
-APP = Path(__file__).parents[2] / "docs" / "tutorials" / "flower-app"
-"""The documented app."""
+ROOT = Path(__file__).parents[2]
+TUTORIAL = ROOT / "docs" / "tutorials" / "your-flower-app.ipynb"
+"""Its cells are the files of an app of Flower's documented form."""
 NUMPY_APP = Path(__file__).parent / "numpy_app"
 """Its two modules with ``NumPyClient``."""
 LONGEST = 540.0
@@ -74,7 +76,7 @@ def running_link(folder: Path, simulated: bool, nodes: int = NODES) -> Iterator[
     home.mkdir(parents=True)
     text = f'[superlink]\ndefault = "tested"\n\n[superlink.tested]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     (home / "config.toml").write_text(text, encoding="utf-8")
-    with Supervisor(folder / "log.txt", folder, {"FLWR_HOME": str(home), "PYTHONPATH": str(APP.parents[2])}) as supervisor:
+    with Supervisor(folder / "log.txt", folder, {"FLWR_HOME": str(home), "PYTHONPATH": str(ROOT)}) as supervisor:
         code = "from flwr.superlink.cli import flower_superlink; flower_superlink()"
         mode = ["--simulation"] if simulated else []
         supervisor.start("the SuperLink", code, *COMMON, port, *mode, "--disable-runtime-dependency-installation")
@@ -108,8 +110,13 @@ def documented_app(folder: Path, *, numpy_client: bool = False, mods: str = "") 
     Args:
         mods: of the ``ClientApp``, in Python.
     """
-    shutil.copytree(APP, folder)
     package = folder / "images_app"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    for cell in json.loads(TUTORIAL.read_text(encoding="utf-8"))["cells"]:
+        first, _, text = "".join(cell["source"]).partition("\n")
+        if first.startswith("%%writefile"):
+            (folder / first.split()[1].partition("/")[2]).write_text(text, encoding="utf-8")
     if numpy_client:
         for file in NUMPY_APP.glob("*_app.py"):
             shutil.copy(file, package)

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.extra("deploy")
 pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict  # noqa: E402
+from flwr.serverapp.strategy import FedAvg  # noqa: E402
 
 from fedpriv.flower import RecordedStrategy, RequireClip, protect, record  # noqa: E402
 from tests.flower.app import CLIENTS, LocalGrid, run  # noqa: E402
@@ -53,6 +54,15 @@ def test_a_recorded_app_sends_the_same_bytes(tmp_path: Path) -> None:
     for name, tensor in sent.items():  # what is sent in round 2 is the mean of the answers of round 1
         assert torch.allclose(tensor, (answers[0][name] + answers[1][name]) / 2, atol=1e-6)
     assert read.truth("1") is not None and read.lines[1, "0", "up"].num_examples == 6
+
+
+def test_a_second_run_is_recorded_beside_the_first(tmp_path: Path) -> None:
+    run([record(tmp_path / "record", **FACTS)])
+    with pytest.warns(UserWarning, match="this one is recorded in .*record-7"):
+        run([record(tmp_path / "record", **FACTS)], rounds=1, number=7)
+    assert len(Recorded(tmp_path / "record").answered()) == 4 and len(Recorded(tmp_path / "record-7").answered()) == 2
+    with pytest.raises(UsageError, match="another run"):
+        RecordedStrategy(FedAvg(), tmp_path / "record", **FACTS)
 
 
 def test_the_server_records_the_same_tensors_as_the_clients(tmp_path: Path) -> None:

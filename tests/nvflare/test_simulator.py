@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedpriv.audit.foreign.record import FolderRecord
+from fedpriv.audit.foreign.audit import AuditedFolder
 from fedpriv.audit.foreign.replay import compare_with_message
 from fedpriv.errors import UsageError
 from fedpriv.recorder.reader import Recorded
@@ -41,7 +41,7 @@ def test_one_line_records_a_job_and_changes_nothing(tmp_path: Path, monkeypatch:
     assert clients.lines.keys() == server.lines.keys() == expected and clients.facts.framework.startswith("NVFlare")
     assert all(clients.lines[key].sha256 == line.sha256 for key, line in server.lines.items())
     monkeypatch.syspath_prepend(str(JOB))
-    record = FolderRecord(tmp_path / "recorded" / "clients")
+    record = AuditedFolder(tmp_path / "recorded" / "clients")
     assert all(compare_with_message(record, round, 0).agrees for round in (1, 2))
 
 
@@ -50,11 +50,24 @@ def test_changes_are_recorded_as_changes(tmp_path: Path, monkeypatch: pytest.Mon
     recorded = Recorded(tmp_path / "job" / "clients")
     assert {line.kind for line in recorded.lines.values() if line.direction == "up"} == {"change"}
     monkeypatch.syspath_prepend(str(JOB))
-    assert compare_with_message(FolderRecord(recorded.folder), 2, 1).agrees
+    assert compare_with_message(AuditedFolder(recorded.folder), 2, 1).agrees
 
 
-def test_a_folder_that_each_process_would_place_elsewhere_is_refused() -> None:
+def test_a_message_of_another_kind_passes(tmp_path: Path) -> None:
+    from nvflare.apis.fl_context import FLContext
+    from nvflare.apis.shareable import Shareable
+
+    import fedpriv.nvflare
+
+    recorder = fedpriv.nvflare.RecordFilter(str(tmp_path / "record"), {"classes": 10, "input_shape": (3, 32, 32)})
+    message = Shareable({"cipher": b"x"})
+    assert recorder.process(message, FLContext()) is message and not (tmp_path / "record").exists()
+
+
+def test_what_cannot_be_recorded_is_refused_before_the_job() -> None:
     import fedpriv.nvflare
 
     with pytest.raises(UsageError, match="not a whole path"):
         fedpriv.nvflare.record(None, "record", classes=10, input_shape=(3, 32, 32))
+    with pytest.raises(UsageError, match="lr -1"):
+        fedpriv.nvflare.record(None, "/no/record", classes=10, input_shape=(3, 32, 32), training={"lr": -1})

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedpriv
-from fedpriv.audit.foreign.record import FolderRecord
+from fedpriv.audit.foreign.audit import AuditedFolder
 from fedpriv.audit.foreign.replay import compare_with_message
 from fedpriv.recorder.reader import Recorded
 from tests.recorder.loop import samples, small_net
@@ -82,7 +82,7 @@ def trained(folder: Path | None) -> list[bytes]:
 def test_a_recorded_simulation_is_the_same_to_the_bit(tmp_path: Path) -> None:
     last = trained(None)
     assert trained(tmp_path) == last
-    recorded, record = Recorded(tmp_path), FolderRecord(tmp_path)
+    recorded, record = Recorded(tmp_path), AuditedFolder(tmp_path)
     assert recorded.answered() == [(round, user) for round in range(1, ROUNDS + 1) for user in USERS]
     assert all(compare_with_message(record, round, user).agrees for round in range(1, ROUNDS + 1) for user in range(len(USERS)))
     sent = recorded.tensors(ROUNDS, "a", "down")

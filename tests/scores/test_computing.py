@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedpriv.scores.catalogue import SCORES, Scores, scores_with
+from fedpriv.scores.catalogue import SCORES, Scores
 from fedpriv.scores.computing import BINS, scored
 from fedpriv.scores.predictions import Predictions, pooled
+from fedpriv.scores.tasks import Classes
 
 
 def drawn(seed: int, size: int, classes: int = 2, weighted: bool = False, steps: int = 7) -> Predictions:
@@ -53,7 +54,7 @@ def test_they_are_those_of_scikit_learn(classes: int, weighted: bool) -> None:
         expected = [by_sklearn(client) for client in clients]
     for client, values, ours in zip(clients, expected, scored(clients, classes), strict=True):
         assert {name: ours[name] for name in values} == pytest.approx(values, abs=1e-12), len(client.labels)
-        assert ours.keys() == {score.name for score in scores_with(classes)}
+        assert ours.keys() == {score.name for score in Classes(classes).scores}
 
 
 @pytest.mark.slow  # its import takes ten seconds
@@ -133,7 +134,7 @@ def test_predictions_at_some_samples_are_those_of_their_logits() -> None:
     assert scored([part], 2) == scored([alone], 2)
 
 
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("name", [score.name for score in Classes(2).scores])
 def test_higher_is_better_where_it_says_so(name: str) -> None:
     """Right and sure predictions against wrong and sure ones; both within the range."""
     labels = torch.tensor([0, 1] * 10)

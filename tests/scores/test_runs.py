@@ -15,7 +15,8 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 import fedpriv
 from fedpriv.errors import UsageError
 from fedpriv.files import load_json
-from fedpriv.scores.catalogue import SUMMARIES, scores_with, usual_score
+from fedpriv.scores.catalogue import SUMMARIES, usual_score
+from fedpriv.scores.tasks import Classes
 from fedpriv.simulation.setup import build
 from tests.deploy.apart import play_apart
 from tests.simulation.small import config, play, simulation
@@ -60,7 +61,7 @@ def test_a_score_that_there_is_not_is_refused(metric: str, why: str) -> None:
 def test_records_and_summary_have_all_of_them(tmp_path: Path, table: dict[str, Any]) -> None:
     run = play(tmp_path / "run", "fedavg", **table)
     record, summary = run.folder.records()[-1], load_json(run.folder.path / "summary.json")
-    assert summary["metric"] == "balanced_accuracy" and list(summary["scores"]) == [score.name for score in scores_with(2)]
+    assert summary["metric"] == "balanced_accuracy" and list(summary["scores"]) == [score.name for score in Classes(2).scores]
     for name, score in summary["scores"].items():
         metrics = {name, f"global_{name}", *(f"{name}_{key}" for key in SUMMARIES)}
         assert metrics <= record["metrics"].keys() and len(record["per_client"][name]) == 4
@@ -94,7 +95,7 @@ def test_a_deployed_client_reports_what_a_simulated_one_has(tmp_path: Path, tabl
     records = [play(tmp_path / "here", "fedavg", **images).folder.records()[-1]]
     records.append(fedpriv.load(play_apart(tmp_path / "apart", "fedavg", **images)).records[-1])
     assert records[0]["per_client"] == records[1]["per_client"]
-    assert records[0]["per_client"].keys() == {score.name for score in scores_with(10)}
+    assert records[0]["per_client"].keys() == {score.name for score in Classes(10).scores}
 
 
 def negative_entropy(probabilities: torch.Tensor, labels: torch.Tensor) -> float:

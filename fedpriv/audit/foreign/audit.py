@@ -71,13 +71,16 @@ def audit_recorded(
     record.verify()
     bare = run_facts(record)
     ended, cut = record.recorded.ended, record.recorded.cut
-    limits = [*_refusals(record), *([f"the record ends early: {ended}"] if ended else [])]
+    limits = [*_notes(record), *([f"the record ends early: {ended}"] if ended else [])]
     limits += [f"messages whose lines a kill or a full disk cut off are left out: {cut}"] if cut else []
     conditions = (*bare.conditions, record.sentence, *limits)
     return audit_record(record, replace(bare, conditions=conditions), options, say)
 
 
-def _refusals(record: AuditedFolder) -> Iterator[str]:
+def _notes(record: AuditedFolder) -> Iterator[str]:
+    """What clients say of their budgets, and why they did not answer."""
+    if spent := [line.epsilon for line in record.recorded.lines.values() if line.epsilon is not None]:
+        yield f"by their own count, clients have spent an epsilon of up to {max(spent):.3g}"
     if refusals := record.recorded.refusals:
         first = refusals[0]
         where = f"client {first.client} in round {first.round}: {first.refused}"

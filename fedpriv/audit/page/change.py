@@ -35,14 +35,14 @@ def changes(run: AuditedRun, alike: Sequence[AuditedRun]) -> tuple[str, str | No
         return "An audit that can mount these attacks; why this one could not is said below.", None
     if run.source == "update":
         return "A run with a defence, audited.", None
-    if run.source == "record":
-        return "The same federation with a defence, recorded and audited.", None
     better = [other for other in alike if other.concluded.level > level and other.concluded.level != NOT_KNOWN]
     if useful := [other for other in better if not other.cost.at_chance]:
         best = max(useful, key=lambda other: (other.cost.merit, -other.cost.bytes_up))
         return f"{_defended(best)}: “{best.concluded.words}”{_cost(best, run)}.", None
     if better:
         return f"{_defended(better[0])}: “{better[0].concluded.words}”, but its model is no better than guessing.", None
+    if run.source == "record":
+        return "The same federation with a defence, recorded and audited beside it.", None
     tried = f"None of the other defences that were audited here ({len(alike)})." if alike else "Not measured."
     if (target := _target(run)) is None:
         return f"{tried} `fedpriv frontier` has no target that measures this, so no command is suggested.", None

@@ -217,10 +217,11 @@ def _tradeoff(runs: Sequence[AuditedRun]) -> Section:
 def _run(number: int, run: AuditedRun) -> Section:
     method, model = Styled(run.method, "code"), Styled(run.model, "code")
     extent = f"{run.participants} of {run.clients} clients a round, {run.rounds} rounds, seed {run.seed}"
-    about: tuple[Inline, ...] = (f"{run.title} ({run.paper}), ", method, " with ", model, f" on {run.dataset}: {extent}. ")
+    paper = f" ({run.paper})" if run.paper else ""
+    about: tuple[Inline, ...] = (f"{run.title}{paper}, ", method, " with ", model, f" on {run.dataset}: {extent}. ")
     if run.source == "update":
         about = (f"{run.title}: ", model, f" on {run.dataset}, without a run around it. ")
-    defence = f"Defence: {listed(run.defence, 'none' if run.source == 'run' else 'not known')}."
+    defence = f"Defence: {listed(run.defence, 'not known' if run.source == 'update' else 'none')}."
     known = {"The server": run.server_knows, "An outsider in transit": run.outsider_knows}
     known["Conditions of this run"] = run.conditions
     sides = [Section(who, [Bullets(facts, "Nothing is stated.")]) for who, facts in known.items()]

@@ -86,7 +86,7 @@ class SampleKind:
         """The encoding that follows from the statistics of all clients.
 
         Raises:
-            UsageError: there is no number in some column.
+            UsageError: there is no number in some column, or labels are numbers and all equal.
         """
         moments = dict(zip(inquiry.numbers, totals.moments, strict=False))
         counts = {name: (levels, held) for (name, levels), held in zip(inquiry.levels, totals.levels, strict=True)}
@@ -102,8 +102,13 @@ class SampleKind:
             gaps = moments[name].count < totals.rows
             columns.append(NumberColumn(name, moments[name].mean, moments[name].deviation or 1.0, gaps, column.unit))
         if self.target is not None:
-            of_labels = moments[self.target.name]
-            target = NumberColumn(self.target.name, of_labels.mean, of_labels.deviation or 1.0, unit=self.target.unit)
+            name, of_labels = self.target.name, moments[self.target.name]
+            if not of_labels.deviation:
+                raise UsageError(
+                    f"all training rows have the label {of_labels.mean:g} in column {name!r}, so there is nothing to predict; "
+                    "--set data.label=NAME names another column"
+                )
+            target = NumberColumn(name, of_labels.mean, of_labels.deviation, unit=self.target.unit)
         channels = totals.moments[len(inquiry.numbers) :]
         mean, std = (tuple(channel.mean for channel in channels), tuple(channel.deviation for channel in channels))
         if self.images:  # to four digits, on the [0, 1] scale

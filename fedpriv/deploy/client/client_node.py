@@ -268,6 +268,8 @@ class ClientNode:
             raise UsageError(f"the server declares {len(declared.trainable)} clients of a run of {config.data.clients}")
         encoding = self._kept_encoding(run, setup.get("encoding"))
         _check_noise(config, declared, encoding)
+        if declared.target != (encoding and encoding.target):
+            raise UsageError("the server declares other labels than its encoding of the samples has")
         loaded = self.data.load(config, encoding, declared.class_names)
         here = with_run_choices(config, loaded.config)
         if here.fingerprint() != config.fingerprint():
@@ -348,7 +350,7 @@ def _check_noise(config: RunConfig, declared: Declared, encoding: Encoding | Non
     """
     if config.privacy.level != "sample" or encoding is None:
         return
-    summed = encoding.mean or any(isinstance(column, NumberColumn) for column in encoding.columns)
+    summed = encoding.mean or encoding.target or any(isinstance(column, NumberColumn) for column in encoding.columns)
     if declared.statistics_noise != (noise := noise_multiplier(config) if summed else 0.0):
         raise UsageError(f"the server declares statistics with noise {declared.statistics_noise:g}, and the run's is {noise:g}")
 

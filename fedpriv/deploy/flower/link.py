@@ -8,7 +8,7 @@ import resource
 from base64 import b64decode
 from binascii import Error as NotBase64
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -120,7 +120,7 @@ class Guard:
                 self._changed.notify_all()
 
 
-def _is_local(scope: Scope) -> bool:
+def _is_local(scope: Mapping[str, Any]) -> bool:
     """Whether a request is from this machine: from loopback, or from the address at which the server listens."""
     client, server = (scope.get(end) or ("",) for end in ("client", "server"))
     return client[0] in ("127.0.0.1", "::1", server[0])
@@ -132,7 +132,7 @@ def registered_key(app: Any, headers: Headers) -> bytes:
     try:
         key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
         login.state.protobuf_request.public_key = key
-        authenticate_node(login)  # type: ignore[arg-type]
+        authenticate_node(login)
     except (KeyError, NotBase64, HTTPException):
         raise _Refused(401, f"no valid login; without one, at most {MAX_ANONYMOUS} bytes are possible") from None
     if app.state.linkstate_factory.state().get_node_id_by_public_key(key) is None:

@@ -118,16 +118,15 @@ class Request:
         values, again = load_json(self.path), self._begun.exists()
         members = Members(self.path.absolute().parent.parent / "clients.json", values["clients"])
         grid, run_dir, seconds = grid_of(values["clients"], members.removed), self.run_dir, values["seconds"]
-        callbacks: tuple[Any, ...] = (lambda *of: None, lambda record: None, self._warn)
         try:
             self._begun.touch()
             if values["config"] is None or (again and (run_dir / DECLARED).exists()):
-                summary = resume(run_dir, grid, seconds, *callbacks)
+                summary = resume(run_dir, grid, seconds, _ignore, _ignore, self._warn)
             else:
                 if again:
                     clear_beginning(run_dir)
                 config = parse(RunConfig, {**values["config"], "run_dir": str(run_dir)}, "the request's config")
-                summary = start(config, run_dir.parent, grid, seconds, *callbacks, members=members.present())
+                summary = start(config, run_dir.parent, grid, seconds, _ignore, _ignore, self._warn, members.present())
         except (GivenUp, SystemExit):  # Flower raises the latter when this process is to end: the run may continue
             raise
         except BaseException as error:
@@ -193,6 +192,10 @@ class Request:
                 if self.ended is None:
                     raise
             time.sleep(0.2)
+
+
+def _ignore(*of: object) -> None:
+    """A request is followed by its records, and not in the server's process."""
 
 
 def _number(path: Path) -> int:

@@ -6,14 +6,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-SAMPLES = 32
+SITES, ROUNDS, SAMPLES = 2, 2, 32
+TRAINING = {"lr": 0.05, "local_epochs": 1, "batch_size": 8}
+MEAN, STD = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 
 
 class SimpleNetwork(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(3, 6, 5), nn.Conv2d(6, 16, 5)
-        self.fc1, self.fc2, self.fc3 = nn.Linear(400, 120), nn.Linear(120, 84), nn.Linear(84, 10)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # all runs start from the same weights
+            self.conv1, self.conv2 = nn.Conv2d(3, 6, 5), nn.Conv2d(6, 16, 5)
+            self.fc1, self.fc2, self.fc3 = nn.Linear(400, 120), nn.Linear(120, 84), nn.Linear(84, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.max_pool2d(F.relu(self.conv1(x)), 2)
@@ -29,3 +33,10 @@ def samples(site: str) -> tuple[Tensor, Tensor]:
 
 def others() -> tuple[Tensor, Tensor]:
     return samples("no site")
+
+
+def inputs(site: str) -> tuple[Tensor, Tensor]:
+    """The same, as the net takes them."""
+    images, labels = samples(site)
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (MEAN, STD))
+    return (images - mean) / std, labels

@@ -1,1 +1,0 @@
-"""Handwritten digits, learned with Flower and PyTorch."""
