@@ -17,6 +17,7 @@ from fedpriv.audit.page import charts
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.page.svg import Scale
 from fedpriv.audit.results import (
+    About,
     Audit,
     AuditedRun,
     Canaries,
@@ -235,6 +236,16 @@ def test_the_page_begins_with_an_answer_for_each_run(page: Page, markdown: str) 
         first = text[: text.index("uploaded")]
         for sentence in (*(run.concluded.words for run in findings().runs), "What to do", "Not tried"):
             assert sentence in first
+
+
+def test_what_a_person_says_of_a_run_is_on_its_page() -> None:
+    about = About("Readmission <30 days", "A. Owner", "patients of four hospitals")
+    audit = of_first(findings(), about=about)
+    alone = replace(audit, runs=audit.runs[:1])
+    for text in (render_html(alone, pictures()), render_html(audit, pictures())):
+        assert "Readmission &lt;30 days" in text and "A. Owner" in text and "patients of four hospitals" in text
+    assert render_markdown(alone).startswith("# Privacy audit: Readmission")
+    assert "Privacy audit of" in render_markdown(audit).splitlines()[0]
 
 
 def test_nothing_is_fetched_and_nothing_runs(page: Page) -> None:

@@ -44,7 +44,7 @@ from fedpriv.audit.page.blocks import (
     measured,
     nothing,
 )
-from fedpriv.audit.results import Audit, AuditedRun, TargetKind, TensorInfo
+from fedpriv.audit.results import About, Audit, AuditedRun, TargetKind, TensorInfo
 from fedpriv.scores.catalogue import score_named
 
 _NONE = "No run was audited."
@@ -54,6 +54,8 @@ def title(audit: Audit) -> str:
     """The heading of the page."""
     if audit.runs and audit.runs[0].source == "update":
         return "Privacy audit of one update"
+    if len(audit.runs) == 1 and (given := audit.runs[0].about.title) is not None:
+        return f"Privacy audit: {given}"
     return f"Privacy audit of {len(audit.runs)} federated run{'s' * (len(audit.runs) != 1)}"
 
 
@@ -113,10 +115,16 @@ def _card(number: int, run: AuditedRun) -> Section:
         Paragraph(Styled(answer.words, "strong"), "words"),
         Paragraph(answer.sentence),
         *drawings,
-        Facts([("What to do", change), ("Guarantee", guarantee)]),
+        Facts([("What to do", change), ("Guarantee", guarantee), *_about(run.about)]),
         Details(f"Not tried ({len(answer.not_tried)})", [Bullets(answer.not_tried)]),
     )
     return Section("", blocks, f"answer level-{answer.level}")
+
+
+def _about(about: About) -> Iterator[tuple[str, str]]:
+    for name, text in (("Title", about.title), ("Owner", about.owner), ("Data", about.data)):
+        if text is not None:
+            yield name, text
 
 
 def _summary(runs: Sequence[AuditedRun]) -> Section:
