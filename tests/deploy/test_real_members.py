@@ -44,11 +44,15 @@ def test_clients_come_and_go_while_a_run_goes_on(tmp_path: Path) -> None:
             deployment.supervisors[2].watch(lambda: time.monotonic() > until)
         file = paths.client_file(2)
         file.write_text(file.read_text().replace("  share: own", "  share: partition").replace("poll: 1", "poll: 0.2"))
-        with machines.client(file, patience=60):
-            second = deployment.play("second", "fedavg", **{**two, "data.clients": 3, "train.rounds": 2})
 
-            def nodes() -> list[tuple[str, str]]:
-                return [(node.name, node.status) for node in link.nodes()]
+        def nodes() -> list[tuple[str, str]]:
+            return [(node.name, node.status) for node in link.nodes()]
+
+        with machines.client(file, patience=60):
+            until = time.monotonic() + 300
+            while ("client-2", "online") not in nodes() and time.monotonic() < until:
+                time.sleep(1)
+            second = deployment.play("second", "fedavg", **{**two, "data.clients": 3, "train.rounds": 2})
 
             with served(0, lambda: of_server(paths.runs, paths.counters, nodes), Health) as port:
                 page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
