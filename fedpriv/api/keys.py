@@ -51,6 +51,9 @@ KEYS = {
     "tracking": "tracking.name",
     "tracking_uri": "tracking.uri",
     "run_dir": "run_dir",
+    "title": "about.title",
+    "owner": "about.owner",
+    "data_description": "about.data",
 }
 """Short name -> config key: the options of ``fedpriv train`` with underscores, and ``roles``."""
 Values = Mapping[str, Any]
@@ -100,12 +103,16 @@ class Keys(TypedDict, total=False):
     tracking: str | Values
     tracking_uri: str | None
     run_dir: str | os.PathLike[str] | None
+    title: str | None
+    owner: str | None
+    data_description: str | None
     defense: str | Sequence[str] | None
     variance: float | None
     mask_layers: int | None
     data: Values
     train: Values
     eval: Values
+    about: Values
     wire: Values
     privacy: Values
     threads: int
@@ -134,10 +141,27 @@ def config_of(
     """
     from fedpriv.api.request import check_machine, check_names
     from fedpriv.api.unused_options import check_effects
-    from fedpriv.config import laid_over, read_yaml
     from fedpriv.plugins import load_plugins
 
-    where = f"config {os.fspath(config)}" if isinstance(config, str | os.PathLike) else "config"
+    where = _where(config)
+    config, overrides = parsed(config, keys)
+    load_plugins(config.plugins, of=where.removeprefix("config ") if where != "config" else "the config")
+    config = config.model_copy(update={"plugins": tuple(file.absolute() for file in config.plugins)})
+    check_names(config)
+    if here:
+        check_machine(config)
+    check_effects(config, overrides)
+    return config
+
+
+def parsed(
+    config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | None, keys: Mapping[str, Any]
+) -> tuple[RunConfig, dict[str, Any]]:
+    """The config of :func:`config_of` before names, the machine and effects are checked, which may load PyTorch; and what was
+    laid over it, by dotted key."""
+    from fedpriv.config import laid_over, read_yaml
+
+    where = _where(config)
     values = read_yaml(Path(config)) if isinstance(config, str | os.PathLike) else _values(config)
     overrides = dotted(keys)
     if overrides.get("executor.workers", "ray") != "ray":  # the config may be of a run on a cluster
@@ -155,14 +179,12 @@ def config_of(
         from fedpriv.models.user_net import name_of
 
         overrides["model.name"] = name_of(model)
-    config = laid_over(values, overrides, where)
-    load_plugins(config.plugins, of=where.removeprefix("config ") if where != "config" else "the config")
-    config = config.model_copy(update={"plugins": tuple(file.absolute() for file in config.plugins)})
-    check_names(config)
-    if here:
-        check_machine(config)
-    check_effects(config, overrides)
-    return config
+    return laid_over(values, overrides, where), overrides
+
+
+def _where(config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | None) -> str:
+    """What a config is, for errors."""
+    return f"config {os.fspath(config)}" if isinstance(config, str | os.PathLike) else "config"
 
 
 def dotted(keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ def main() -> None:
 
 for _module in (
     "train",
+    "sweep",
     "methods",
     "defenses",
     "models",
