@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedpriv.api.comparing import compare, gains
+    from fedpriv.api.groups import groups
     from fedpriv.api.run import Run, load
+    from fedpriv.api.sweeping import sweep
     from fedpriv.api.training import resume, rounds, train
     from fedpriv.api.updates import audit_update
     from fedpriv.audit.public import Report, audit
@@ -31,10 +33,12 @@ __all__ = [
     "audit_update",
     "compare",
     "gains",
+    "groups",
     "load",
     "recording",
     "resume",
     "rounds",
+    "sweep",
     "train",
 ]
 
@@ -49,10 +53,12 @@ _WHERE = {
     "audit_update": "fedpriv.api.updates",
     "compare": "fedpriv.api.comparing",
     "gains": "fedpriv.api.comparing",
+    "groups": "fedpriv.api.groups",
     "load": "fedpriv.api.run",
     "recording": "fedpriv.recorder.start",
     "resume": "fedpriv.api.training",
     "rounds": "fedpriv.api.training",
+    "sweep": "fedpriv.api.sweeping",
     "train": "fedpriv.api.training",
 }
 

@@ -33,11 +33,10 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
     ``over_local`` and ``over_pooled`` are the mean differences of the clients' scores from those in the run of that method (of
     several, the best), by the score that all runs are ranked by (accuracy, if these differ). The runs have the same data,
     partition, seed and rounds; the 95 % intervals are over the clients (``over_local_low``, ``over_local_high``);
-    :func:`gains` has intervals over seeds.
+    :func:`gains` has intervals over seeds, and :func:`fedpriv.groups` the means over seeds.
 
-    ``repeated`` is whether an earlier row has the same label, seed and samples at the clients. So a mean over seeds, and over
-    partitions, is ``table[(table.status == "finished") & ~table.repeated].groupby("label").accuracy.agg(["mean", "std"])``. Where
-    such a row has another result, as one made by another version of fedpriv may have, a note names both.
+    ``repeated`` is whether an earlier row has the same label, seed and samples at the clients. Such a row adds nothing to a mean;
+    where it has another result, as one made by another version of fedpriv may have, a note names both.
 
     Args:
         runs: run objects, run folders, run ids, or unique beginnings of a folder's name in ``runs_dir``.
@@ -61,7 +60,9 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
     further = list(dict.fromkeys(name for row in rows for name in row["scores"] if name != "accuracy"))
     columns = {key: [row[key] for row in rows] for key in rows[0] if key not in ("scores", "constant")}
     columns |= {name: [row["scores"].get(name) for row in rows] for name in further}
-    columns |= {"repeated": repeated(named, rows)} | _gain_columns(_finished(folders, rows, named), len(rows), common_score(rows))
+    columns |= {"repeated": repeated(named, rows)} | _gain_columns(
+        finished_runs(folders, rows, named), len(rows), common_score(rows)
+    )
     table = pd.DataFrame({"label": named} | columns)
     floats = (
         *further,
@@ -108,7 +109,7 @@ def gains_between(folders: Sequence[Path]) -> list[Gain]:
     """The gains of the federated runs among these over the baselines among them."""
     rows = [figures(folder) for folder in folders]
     score = common_score(rows)
-    return list(gains_of(list(_finished(folders, rows, labels(folders, rows)).values()), score))
+    return list(gains_of(list(finished_runs(folders, rows, labels(folders, rows)).values()), score))
 
 
 def as_row(gain: Gain) -> dict[str, Any]:
@@ -116,7 +117,7 @@ def as_row(gain: Gain) -> dict[str, Any]:
     return asdict(gain) | {"score": gain.score.name}
 
 
-def _finished(folders: Sequence[Path], rows: Sequence[Mapping[str, Any]], named: Sequence[str]) -> dict[int, FinishedRun]:
+def finished_runs(folders: Sequence[Path], rows: Sequence[Mapping[str, Any]], named: Sequence[str]) -> dict[int, FinishedRun]:
     """The finished runs that were tested, by their place among the runs."""
     from fedpriv.storage.run_folder import RunFolder
 

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fedpriv.evaluation.intervals import mean_interval
 from fedpriv.scores.catalogue import ACCURACY, Score
 
 Baseline = Literal["local", "pooled"]
@@ -39,6 +40,31 @@ class FinishedRun:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """The mean of paired differences of a score.
+
+    Attributes:
+        mean: over the clients, and over the runs.
+        low, high: its 95 % interval (Student's t): over runs with different seeds or partitions, or over the clients of a single
+            one; ``None``: there is only one of these.
+        over: what the interval is over.
+        count: the number of these.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    over: Literal["clients", "runs"]
+    count: int
+
+    def interval(self, score: Score) -> str:
+        """``95 %: -1.2 to +0.3, over 3 runs``, or that there is none."""
+        if self.low is None or self.high is None:
+            return f"a single {self.over[:-1]}, so without an interval"
+        return f"95 %: {signed(score, self.low)} to {signed(score, self.high)}, over {self.count} {self.over}"
+
+
+@dataclass(frozen=True)
 class Gain:
     """The score of federated runs minus that of a baseline, of the same clients.
 
@@ -68,20 +94,21 @@ class Gain:
 
     def __str__(self) -> str:
         """A line; of shares, in percentage points."""
-        interval = "" if self.low is None or self.high is None else f"95 %: {self._shown(self.low)} to {self._shown(self.high)}, "
-        over = f"over {self.count} {self.over}" if interval else f"a single {self.over[:-1]}, so without an interval"
+        paired = Difference(self.difference, self.low, self.high, self.over, self.count)
         also = f"; they also differ in {', '.join(self.differ[:3])}{', ...' * (len(self.differ) > 3)}" if self.differ else ""
         verb = "over" if self.baseline == "local" else "against"
         what = " points" if self.score.in_percent else ""
         named = "" if self.score is ACCURACY else f" {self.score.title}"
         named += "" if self.score.higher_is_better else ", of which less is better"
-        difference = f"{self._shown(self.difference)}{what}{named}"
-        return f"{self.label} {verb} {self.baseline_label}: {difference} ({interval}{over}){also}"
+        difference = f"{signed(self.score, self.difference)}{what}{named}"
+        return f"{self.label} {verb} {self.baseline_label}: {difference} ({paired.interval(self.score)}){also}"
 
-    def _shown(self, value: float) -> str:
-        if self.score.of_numbers:
-            return f"{'-' if value < 0 else '+'}{self.score.shown(abs(value))}"
-        return f"{100 * value:+.1f}" if self.score.in_percent else f"{value:+.3f}"
+
+def signed(score: Score, value: float) -> str:
+    """A difference of a score with its sign; of shares, in percentage points."""
+    if score.of_numbers:
+        return f"{'-' if value < 0 else '+'}{score.shown(abs(value))}"
+    return f"{100 * value:+.1f}" if score.in_percent else f"{value:+.3f}"
 
 
 def gains_of(runs: Sequence[FinishedRun], score: Score = ACCURACY) -> Iterator[Gain]:
@@ -111,15 +138,21 @@ def gain_of(pairs: Sequence[tuple[FinishedRun, FinishedRun]], baseline: Baseline
     Args:
         pairs: a federated run and a run of the baseline each, at least one.
     """
-    from fedpriv.experiments.claims.rule import mean_interval
+    if (paired := paired_difference(pairs)) is None:
+        return None
+    ours, theirs = pairs[0]
+    keys = sorted(ours.config.keys() | theirs.config.keys())
+    differ = tuple(key for key in keys if ours.config.get(key) != theirs.config.get(key) and not key.startswith(_OWN))
+    interval = (paired.mean, paired.low, paired.high, paired.over, paired.count)
+    return Gain(score, ours.label, baseline, theirs.label, *interval, differ)
 
+
+def paired_difference(pairs: Sequence[tuple[FinishedRun, FinishedRun]]) -> Difference | None:
+    """The score of the first run of each pair minus that of the second; ``None``: no client has it in both."""
     by_run = [differences for ours, theirs in pairs if (differences := ours.differences(theirs))]
     if not by_run:
         return None
     over: Literal["clients", "runs"] = "clients" if len(by_run) == 1 else "runs"
     values = by_run[0] if over == "clients" else [statistics.fmean(differences) for differences in by_run]
     low, high = mean_interval(values) if len(values) > 1 else (None, None)
-    ours, theirs = pairs[0]
-    keys = sorted(ours.config.keys() | theirs.config.keys())
-    differ = tuple(key for key in keys if ours.config.get(key) != theirs.config.get(key) and not key.startswith(_OWN))
-    return Gain(score, ours.label, baseline, theirs.label, statistics.fmean(values), low, high, over, len(values), differ)
+    return Difference(statistics.fmean(values), low, high, over, len(values))

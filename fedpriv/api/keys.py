@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
     from fedpriv.config import RunConfig
@@ -51,8 +51,74 @@ KEYS = {
     "tracking": "tracking.name",
     "tracking_uri": "tracking.uri",
     "run_dir": "run_dir",
+    "title": "about.title",
+    "owner": "about.owner",
+    "data_description": "about.data",
 }
 """Short name -> config key: the options of ``fedpriv train`` with underscores, and ``roles``."""
+Values = Mapping[str, Any]
+"""Keys of a section of the config, such as ``{"momentum": 0.9}``."""
+
+
+class Keys(TypedDict, total=False):
+    """The keywords of :func:`fedpriv.train`, for type checkers: short names, sections and keys without a section."""
+
+    dataset: Any
+    clients: int
+    partition: str
+    classes_per_client: int
+    alpha: float
+    column: str | None
+    seed: int
+    data_dir: str | os.PathLike[str] | None
+    method: str | Values
+    objective: str | Values | None
+    aggregation: str | Values | None
+    model: str | Callable[..., object] | Values | None
+    roles: Mapping[str, str] | None
+    encoder: str | None
+    tune: Literal["full", "lora", "head"] | None
+    selection: Literal["uniform", "window", "all", "schedule"] | None
+    optimizer: Literal["sgd", "adam", "adamw"]
+    participation: float | None
+    rounds: int
+    local_epochs: int
+    batch_size: int
+    lr: float
+    dp: Literal["none", "client", "sample"]
+    noise: float | None
+    clip: float
+    delta: float
+    target_epsilon: float | None
+    canaries: int
+    secure_aggregation: bool
+    keep_payloads: Literal["none", "default", "all"] | Sequence[int]
+    executor: Literal["auto", "sequential", "vectorized"] | Values
+    workers: int | Literal["ray"]
+    ray_address: str | None
+    ray_workers: int | None
+    group_size: int | None
+    compile: Literal["none", "default", "reduce-overhead"]
+    device: str
+    tracking: str | Values
+    tracking_uri: str | None
+    run_dir: str | os.PathLike[str] | None
+    title: str | None
+    owner: str | None
+    data_description: str | None
+    defense: str | Sequence[str] | None
+    variance: float | None
+    mask_layers: int | None
+    data: Values
+    train: Values
+    eval: Values
+    about: Values
+    wire: Values
+    privacy: Values
+    threads: int
+    plugins: Sequence[str | os.PathLike[str]]
+
+
 SHORTHANDS = ("defense", "variance", "mask_layers")
 """Names that append to the config's ``wire.transforms``."""
 _MAY_BE_NONE = ("objective", "aggregation")
@@ -75,10 +141,27 @@ def config_of(
     """
     from fedpriv.api.request import check_machine, check_names
     from fedpriv.api.unused_options import check_effects
-    from fedpriv.config import laid_over, read_yaml
     from fedpriv.plugins import load_plugins
 
-    where = f"config {os.fspath(config)}" if isinstance(config, str | os.PathLike) else "config"
+    where = _where(config)
+    config, overrides = parsed(config, keys)
+    load_plugins(config.plugins, of=where.removeprefix("config ") if where != "config" else "the config")
+    config = config.model_copy(update={"plugins": tuple(file.absolute() for file in config.plugins)})
+    check_names(config)
+    if here:
+        check_machine(config)
+    check_effects(config, overrides)
+    return config
+
+
+def parsed(
+    config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | None, keys: Mapping[str, Any]
+) -> tuple[RunConfig, dict[str, Any]]:
+    """The config of :func:`config_of` before names, the machine and effects are checked, which may load PyTorch; and what was
+    laid over it, by dotted key."""
+    from fedpriv.config import laid_over, read_yaml
+
+    where = _where(config)
     values = read_yaml(Path(config)) if isinstance(config, str | os.PathLike) else _values(config)
     overrides = dotted(keys)
     if overrides.get("executor.workers", "ray") != "ray":  # the config may be of a run on a cluster
@@ -96,14 +179,12 @@ def config_of(
         from fedpriv.models.user_net import name_of
 
         overrides["model.name"] = name_of(model)
-    config = laid_over(values, overrides, where)
-    load_plugins(config.plugins, of=where.removeprefix("config ") if where != "config" else "the config")
-    config = config.model_copy(update={"plugins": tuple(file.absolute() for file in config.plugins)})
-    check_names(config)
-    if here:
-        check_machine(config)
-    check_effects(config, overrides)
-    return config
+    return laid_over(values, overrides, where), overrides
+
+
+def _where(config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | None) -> str:
+    """What a config is, for errors."""
+    return f"config {os.fspath(config)}" if isinstance(config, str | os.PathLike) else "config"
 
 
 def dotted(keys: Mapping[str, Any]) -> dict[str, Any]:

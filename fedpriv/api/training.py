@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from fedpriv.api.keys import config_of
+from fedpriv.api.keys import Keys, config_of
 from fedpriv.api.run import Run, load
 from fedpriv.seeding import default_torch
 from fedpriv.simulation import run as runs
@@ -30,7 +30,7 @@ def train(
     on_round: Callable[[Record], object] | None = None,
     profile: bool = False,
     metrics: Mapping[str, Callable[[Tensor, Tensor], float]] | None = None,
-    **keys: Any,
+    **keys: Unpack[Keys],
 ) -> Run:
     """Train a method on a federation of clients, as ``fedpriv train`` does: the same config gives the same numbers and folder.
 
@@ -95,7 +95,7 @@ def rounds(
     *,
     runs_dir: str | os.PathLike[str] = "runs",
     metrics: Mapping[str, Callable[[Tensor, Tensor], float]] | None = None,
-    **keys: Any,
+    **keys: Unpack[Keys],
 ) -> Rounds:
     """Train round by round: an iterator over the records of the rounds, which are run when they are wanted.
 

@@ -178,7 +178,10 @@ def audit_record(record: Record, bare: AuditedRun, options: AuditOptions, say: S
     """
     progress = Progress(say, options.budget)
     findings = _attacked(bare, record, options, progress, 1)
-    return _concluded(findings.run, findings, progress), findings.pictures
+    run = findings.run
+    if run.epsilon is not None:
+        run = replace(run, epsilon=replace(run.epsilon, by_attack=findings.bounds))
+    return _concluded(run, findings, progress), findings.pictures
 
 
 def _concluded(run: AuditedRun, findings: _Findings, progress: Progress) -> AuditedRun:
@@ -265,7 +268,7 @@ def _of_clients(run: AuditedRun, record: Record, options: AuditOptions, progress
     run = replace(run, labels=labels.labels, label_rules=labels.rules, labels_over_rounds=labels.over_rounds)
     if isinstance(record, RunRecord):
         return _by_simulation(run, record, options, progress)
-    not_run = dict[Part, Reason]()
+    not_run, bounds = dict[Part, Reason](), None
     run = replace(run, mean_colours=_mean_colours(run, record, not_run))
     if record.cannot_simulate is None:
         shadows = _shadow_labels(record, options, not_run, progress)
@@ -273,9 +276,10 @@ def _of_clients(run: AuditedRun, record: Record, options: AuditOptions, progress
     run = replace(run, not_run=not_run)
     if options.membership_shadows:
         members = record.members(options, _rounds(record, options.messages), progress)
-        run = run if members is None else _with_members(run, members)
+        if members is not None:
+            run, bounds = _with_members(run, members), members.epsilon
     progress.end_step()
-    return _Findings(run, {}, progress.times, progress.moments)
+    return _Findings(run, {}, progress.times, progress.moments, bounds)
 
 
 def _shadow_labels(record: Record, options: AuditOptions, not_run: dict[Part, Reason], progress: Progress) -> ShadowLabels | None:

@@ -19,6 +19,7 @@ def main() -> None:
 
 for _module in (
     "train",
+    "sweep",
     "methods",
     "defenses",
     "models",
@@ -28,6 +29,7 @@ for _module in (
     "probe",
     "predict",
     "deploy",
+    "deploy_members",
     "experiment",
     "attack",
     "audit",

@@ -123,6 +123,7 @@ def _target(
     from fedpriv.audit.record.run import row_encoding
     from fedpriv.audit.rows.target import message
     from fedpriv.data.sources import load_dataset
+    from fedpriv.scores.tasks import task_of
 
     if run_name is not None:
         from fedpriv.audit.fitting import unfit
@@ -150,8 +151,8 @@ def _target(
         if wanted > len(data.test_labels):
             raise UsageError(f"{wanted} rows are wanted, and {dataset} has {len(data.test_labels)} test rows")
         chosen = torch.randperm(len(data.test_labels), generator=torch.Generator().manual_seed(seed))[:wanted]
-        rows, labels = data.vectors[1][chosen], data.test_labels[chosen].long()
-        setting = RowSetting(encoding, len(data.classes), rows=wanted, per_message=size)
+        rows, labels, task = data.vectors[1][chosen], data.test_labels[chosen], task_of(len(data.classes), data.target)
+        setting = RowSetting(encoding, task.outputs, numbers=data.target is not None, rows=wanted, per_message=size)
         what = f"test rows of {data.name}"
     behind = "one step each" if size == 1 else f"{size} behind each step"
     return f"{wanted} {what}, {behind}", Rows(

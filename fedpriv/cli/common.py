@@ -94,9 +94,19 @@ def png(_context: click.Context, _parameter: click.Parameter, path: Path | None)
         return None
     if path.suffix.lower() != ".png" or path.is_dir():
         raise click.BadParameter(f"{path} is not the name of a PNG file, such as {path.with_suffix('.png').name}")
+    return writable(_context, _parameter, path)
+
+
+def writable(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Callback of an option that names a file: reject what cannot be written before anything is computed for it."""
+    if path is None:
+        return None
     folder = next(parent for parent in path.absolute().parents if parent.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise click.BadParameter(f"cannot write {path}: {folder} is not a folder that you may write to")
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise click.BadParameter(
+            f"cannot write {path}: {path if path.is_dir() else folder} is not a "
+            f"{'file' if path.is_dir() else 'folder'} that you may write to"
+        )
     return path
 
 
@@ -115,7 +125,7 @@ def described_options(schema: Any) -> list[dict[str, Any]]:
 def run_folders(runs: tuple[str, ...], runs_dir: Path, records: bool = False) -> list[Path]:
     """The folders of runs given as :func:`fedpriv.tracking.find_run` takes them, each once.
 
-    Files of tracking and experiments beside the run folders are skipped, so that ``runs/*`` means the runs.
+    Files of tracking, experiments and sweeps beside the run folders are skipped, so that ``runs/*`` means the runs.
 
     Args:
         records: folders of records are taken, too.
@@ -131,7 +141,7 @@ def run_folders(runs: tuple[str, ...], runs_dir: Path, records: bool = False) ->
 
 
 def _is_store(path: Path) -> bool:
-    return path.exists() and (path.name.startswith("mlflow.db") or path.name in ("mlartifacts", "experiments"))
+    return path.exists() and (path.name.startswith("mlflow.db") or path.name in ("mlartifacts", "experiments", "sweeps"))
 
 
 def loading() -> None:

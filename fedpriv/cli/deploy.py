@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,8 +15,11 @@ from fedpriv.cli.common import command, console
 from fedpriv.cli.options import config_from, config_options
 from fedpriv.cli.terminal import FilePath, SafeGroup, say
 
+if TYPE_CHECKING:
+    from fedpriv.deploy.operation.logs import LogFormat
+
 _SHOWN = 5
-_DIR = click.argument("folder", metavar="DIR", type=FilePath())
+DIR = click.argument("folder", metavar="DIR", type=FilePath())
 
 
 @main.group("deploy", cls=SafeGroup)
@@ -40,7 +43,7 @@ def demo(clients: int, method: str, rounds: int, assignments: tuple[str, ...], f
     \b
     Example: fedpriv deploy demo --clients 3 --method mpfedcon
     """
-    _require_flower()
+    require_flower()
     from fedpriv.deploy.flower.demo import demo as play
     from fedpriv.errors import UsageError
 
@@ -54,7 +57,7 @@ def demo(clients: int, method: str, rounds: int, assignments: tuple[str, ...], f
     if folder is not None and folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty; --dir names a new folder")
     with _new_folder(folder) as place:
-        results = play(config, place, lambda text: say(text, err=True), _show_round)
+        results = play(config, place, lambda text: say(text, err=True), _show_rounds)
     out = console()
     if folder is None:
         results.pop("run_dir")
@@ -72,7 +75,7 @@ def demo(clients: int, method: str, rounds: int, assignments: tuple[str, ...], f
 
 
 @command(deploy, "init")
-@_DIR
+@DIR
 @click.option("--clients", type=click.IntRange(min=1), required=True, help="Number of clients.")
 @click.option("--host", required=True, help="Name or address under which clients reach the server.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8443, show_default=True, help="Port at which they reach it.")
@@ -84,8 +87,10 @@ def init(folder: Path, clients: int, host: str, port: int, listen: str) -> dict[
     Example: fedpriv deploy init DIR --clients 3 --host server.example.org
     """
     from fedpriv.deploy.flower.paths import make
+    from fedpriv.deploy.operation.journal import note
 
     paths = make(folder, clients, host, port, listen)
+    note(paths.journal, "init")
     out = console()
     out.print(f"server: fedpriv deploy server {folder}", soft_wrap=True)
     out.print(
@@ -96,7 +101,7 @@ def init(folder: Path, clients: int, host: str, port: int, listen: str) -> dict[
 
 
 @command(deploy, "renew")
-@_DIR
+@DIR
 def renew(folder: Path) -> dict[str, Any]:
     """Make a new certificate of the server, for another 825 days; clients need nothing new.
 
@@ -104,55 +109,102 @@ def renew(folder: Path) -> dict[str, Any]:
     Example: fedpriv deploy renew DIR
     """
     from fedpriv.deploy.flower.paths import DeploymentPaths, renew_certificate
+    from fedpriv.deploy.operation.journal import note
 
     renew_certificate(paths := DeploymentPaths.open(folder))
+    note(paths.journal, "renew")
     console().print(f"{paths.certificate} is new: restart the server, and nginx if you use it", soft_wrap=True)
     return {"certificate": str(paths.certificate)}
 
 
+_LOG_FORMAT = click.option(
+    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of the lines in its log."
+)
+_METRICS_PORT = click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65535),
+    help="Port of 127.0.0.1 for /health and /metrics; default: none.",
+)
+
+
 @command(deploy, "server")
-@_DIR
-def server(folder: Path) -> None:
+@DIR
+@_LOG_FORMAT
+@_METRICS_PORT
+def server(folder: Path, log_format: LogFormat, metrics_port: int | None) -> None:
     """Run the server of a deployment, until Ctrl-C.
 
     \b
-    Example: fedpriv deploy server DIR
+    Example: fedpriv deploy server DIR --metrics-port 9464 --log-format json
     """
-    _require_flower()
+    require_flower()
     from fedpriv.deploy.flower import machines
     from fedpriv.deploy.flower.paths import DeploymentPaths
+    from fedpriv.deploy.flower.requests import Request
+    from fedpriv.deploy.operation.database import Tended
+    from fedpriv.deploy.operation.journal import note
+    from fedpriv.deploy.operation.measuring import of_server
+    from fedpriv.deploy.operation.metrics import Health, memory
+    from fedpriv.errors import FedprivError
 
     paths = DeploymentPaths.open(folder)
-    with machines.server(paths) as supervisor:
+    with machines.server(paths, log_format) as supervisor:
         settings = paths.settings()
+        note(paths.journal, "server")
         _warn_of_readable(paths.authority_key, paths.key, paths.secret)
         say(f"server on {settings.listen}:{settings.port}; it writes {paths.log}", err=True)
-        supervisor.watch()
+
+        def nodes() -> list[tuple[str, str]]:
+            try:
+                return [(node.name, node.status) for node in link_of(paths).nodes()]
+            except FedprivError:  # it is started again
+                return []
+
+        def check() -> Health:
+            try:
+                link_of(paths)
+            except FedprivError as error:
+                return Health(str(error))
+            return Health(supervisor.problem())
+
+        with _measured(metrics_port, lambda: (*of_server(paths.runs, paths.counters, nodes), *memory(supervisor.pids())), check):
+            supervisor.watch(tend=Tended(paths.database, lambda: Request.idle(paths.requests)))
 
 
 @command(deploy, "client")
 @click.argument("file", metavar="FILE", type=FilePath())
-def client(file: Path) -> None:
+@_LOG_FORMAT
+@_METRICS_PORT
+def client(file: Path, log_format: LogFormat, metrics_port: int | None) -> None:
     """Run a client of a deployment on its own data, until Ctrl-C.
 
     It waits for a server that cannot be reached yet.
 
     \b
-    Example: fedpriv deploy client client-2.yaml
+    Example: fedpriv deploy client client-2.yaml --metrics-port 9465
     """
-    _require_flower()
+    require_flower()
     from fedpriv.deploy.flower import machines
     from fedpriv.deploy.flower.paths import read_client
+    from fedpriv.deploy.operation.measuring import of_counters
+    from fedpriv.deploy.operation.metrics import Health, memory
 
-    _warn_of_readable(read_client(file).key)
+    settings = read_client(file)
+    _warn_of_readable(settings.key)
     plugins = click.get_current_context().meta.get("fedpriv.plugins", ())
-    with machines.client(file, plugins, lambda text: say(f"warning: {text}", err=True)) as supervisor:
+    with machines.client(file, plugins, lambda text: say(f"warning: {text}", err=True), log_format=log_format) as supervisor:
         say(f"client of {file}; it writes {supervisor.log}", err=True)
-        supervisor.watch()
+        counters = settings.folder / machines.COUNTERS
+
+        def check() -> Health:
+            return Health(supervisor.problem())
+
+        with _measured(metrics_port, lambda: (*of_counters(counters), *memory(supervisor.pids())), check):
+            supervisor.watch()
 
 
 @command(deploy, "run")
-@_DIR
+@DIR
 @click.option("--detach", is_flag=True, help="Return once the run is started; `fedpriv deploy status` shows it.")
 @config_options()
 def run(
@@ -165,25 +217,34 @@ def run(
     \b
     Example: fedpriv deploy run DIR --config run.yaml
     """
-    _require_flower()
+    require_flower()
     from fedpriv.deploy.flower.paths import DeploymentPaths
     from fedpriv.deploy.flower.requests import Request
+    from fedpriv.deploy.operation.journal import note
     from fedpriv.errors import UsageError
     from fedpriv.storage.run_folder import RunFolder, default_name
 
     paths = DeploymentPaths.open(folder)
-    settings = paths.settings()
+    settings, clients = paths.settings(), len(paths.members.all())
     config = config_from(config_file, assignments, flags)
-    if config.data.clients != settings.clients:
+    if config.data.clients != clients:
         if "clients" in config.data.model_fields_set:
-            raise UsageError(f"data.clients {config.data.clients}: the deployment has {settings.clients} (server.yaml)")
-        config = config.model_copy(update={"data": config.data.model_copy(update={"clients": settings.clients})})
+            raise UsageError(
+                f"data.clients {config.data.clients}: the deployment has numbered {clients} (`fedpriv deploy add-client`)"
+            )
+        config = config.model_copy(update={"data": config.data.model_copy(update={"clients": clients})})
     run_dir = (config.run_dir or paths.runs / default_name(config)).absolute()
     RunFolder(run_dir).check_new()  # before any client is asked
     if run_dir.resolve().parent != paths.runs.resolve():
         raise UsageError(f"--run-dir {config.run_dir}: the runs of a deployment must be in {paths.runs}, for `deploy resume`")
-    link = _link(paths)  # before the request is written, so that none is left if no server answers
-    return _follow(paths, link, Request.write(paths.requests, run_dir, config, settings.clients, settings.answer_within), detach)
+    link = link_of(paths)  # before the request is written, so that none is left if no server answers
+    if config.train.max_update_norm is None and not config.wire.secure_aggregation:
+        say(
+            "note: train.max_update_norm is not set: an upload of any finite size is merged, and one can spoil the model",
+            err=True,
+        )
+    note(paths.journal, "run", run_dir.name)
+    return _follow(paths, link, Request.write(paths.requests, run_dir, config, clients, settings.answer_within), detach)
 
 
 @command(deploy, "resume")
@@ -197,9 +258,10 @@ def resume(run_dir: Path, detach: bool) -> dict[str, Any] | None:
     \b
     Example: fedpriv deploy resume DIR/runs/20260131-120000-mpfedcon-digits-s0-1a2b
     """
-    _require_flower()
+    require_flower()
     from fedpriv.deploy.flower.paths import DeploymentPaths
     from fedpriv.deploy.flower.requests import Request
+    from fedpriv.deploy.operation.journal import note
     from fedpriv.deploy.server_run import STOP, open_to_resume
     from fedpriv.errors import UsageError
 
@@ -207,46 +269,11 @@ def resume(run_dir: Path, detach: bool) -> dict[str, Any] | None:
         raise UsageError(f"{run_dir} is a deployment; name one of its runs, in {run_dir / 'runs'}")
     folder = open_to_resume(run_dir)
     paths = DeploymentPaths.open(folder.path.parent.parent)
-    settings, link = paths.settings(), _link(paths)
+    settings, link = paths.settings(), link_of(paths)
     (folder.path / STOP).unlink(missing_ok=True)  # left by a kill
-    request = Request.write(paths.requests, folder.path, None, settings.clients, settings.answer_within)
+    note(paths.journal, "resume", folder.path.name)
+    request = Request.write(paths.requests, folder.path, None, folder.config().data.clients, settings.answer_within)
     return _follow(paths, link, request, detach)
-
-
-@command(deploy, "status")
-@_DIR
-def status(folder: Path) -> dict[str, Any]:
-    """Show the clients of a deployment and its runs.
-
-    \b
-    Example: fedpriv deploy status DIR
-    """
-    _require_flower()
-    from fedpriv.deploy.flower.paths import DeploymentPaths
-    from fedpriv.deploy.flower.requests import Request
-    from fedpriv.storage.run_folder import RunFolder
-
-    paths, out = DeploymentPaths.open(folder), console()
-    nodes = [{"name": node.name, "status": node.status} for node in _link(paths).nodes()]
-    runs: dict[str, dict[str, Any]] = {}
-    for path in sorted(paths.runs.iterdir()):
-        if (path / "config.yaml").exists():
-            run_folder = RunFolder.open(path)
-            records = run_folder.records()
-            done = records[-1]["round"] if records else 0
-            runs[path.name] = {"status": run_folder.status, "rounds": done, "of": run_folder.config().train.rounds}
-    for name, request in Request.latest(paths.requests).items():
-        if (error := (request.ended or {}).get("error")) is not None:
-            runs.setdefault(name, {"status": "failed", "rounds": 0, "of": None})["error"] = error
-    for node in nodes:
-        out.print(f"{node['name']:<12} {node['status']}", soft_wrap=True)
-    for name, run in runs.items():
-        if run["of"] is None:
-            progress = f"not begun: {run['error']}"
-        else:  # the error is that of another request for the run, such as a second one to resume it
-            progress = f"round {run['rounds']} of {run['of']}" + (f"; last request: {run['error']}" if "error" in run else "")
-        out.print(f"{name}  {run['status']}, {progress}", soft_wrap=True)
-    return {"clients": nodes, "runs": [{"run": name, **run} for name, run in runs.items()]}
 
 
 @command(deploy, "stop")
@@ -257,6 +284,8 @@ def stop(run_dir: Path) -> None:
     \b
     Example: fedpriv deploy stop DIR/runs/20260131-120000-mpfedcon-digits-s0-1a2b
     """
+    from fedpriv.deploy.flower.paths import DeploymentPaths
+    from fedpriv.deploy.operation.journal import note
     from fedpriv.deploy.server_run import STOP
     from fedpriv.errors import UsageError
     from fedpriv.storage.run_folder import RunFolder
@@ -267,14 +296,29 @@ def stop(run_dir: Path) -> None:
     if (now := folder.status) not in ("running", "running or killed"):
         hint = f"; {folder.how_to_resume} continues it" if now == "killed" else ""
         raise UsageError(f"{run_dir} is {now}, not running{hint}")
+    note(DeploymentPaths.open(folder.path.absolute().parent.parent).journal, "stop", folder.path.name)
     (folder.path / STOP).touch()
     say(f"{run_dir} stops after its round", err=True)
 
 
-def _require_flower() -> None:
-    from fedpriv.deploy.flower.internals import require_flower
+def require_flower() -> None:
+    """Raise an error unless Flower is installed, in a version that was tested."""
+    from fedpriv.deploy.flower import internals
 
-    require_flower()
+    internals.require_flower()
+
+
+@contextmanager
+def _measured(port: int | None, measure: Any, check: Any) -> Iterator[None]:
+    """A block in which a port answers ``/health`` and ``/metrics``; ``None``: no port does."""
+    from fedpriv.deploy.operation.metrics import served
+
+    if port is None:
+        yield
+        return
+    with served(port, measure, check):
+        say(f"http://127.0.0.1:{port}/metrics and /health", err=True)
+        yield
 
 
 @contextmanager
@@ -328,6 +372,8 @@ def _follow(paths: Any, link: Any, request: Any, detach: bool) -> dict[str, Any]
             before, answers = answers, link.check(number)
             if before and not answers:
                 say(f"warning: the server does not answer any more; `fedpriv deploy server {paths.path}` starts it", err=True)
+            if answers and not before:
+                say("the server answers again", err=True)
             checked = time.monotonic()
 
     shown = os.path.relpath(run_dir)
@@ -336,7 +382,7 @@ def _follow(paths: Any, link: Any, request: Any, detach: bool) -> dict[str, Any]
         return {"run_dir": str(run_dir)}
     _show_absent(link, paths)
     try:
-        finished = request.follow(check_alive, _show_round, lambda text: say(f"warning: {text}", err=True), done)
+        finished = request.follow(check_alive, _show_rounds(run_dir), lambda text: say(f"warning: {text}", err=True), done)
     except FedprivError as error:
         if request.ended is None and (run_dir / DECLARED).exists():  # its app was killed
             raise FedprivError(f"{error}; `fedpriv deploy resume {shown}` continues the run") from None
@@ -358,18 +404,20 @@ def _show_absent(link: Any, paths: Any) -> None:
 
     from fedpriv.deploy.transport import JOIN
 
-    away = [node.name for node in link.nodes() if node.status != "online"]
+    nodes = link.nodes()
+    away = [node.name for node in nodes if node.status != "online"]
     if away:
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + JOIN))
         names = ", ".join(away[:_SHOWN]) + (", ..." if len(away) > _SHOWN else "")
         say(
-            f"waiting for {len(away)} of {paths.settings().clients} clients to connect, until {until} ({JOIN:g} s): {names}; "
+            f"waiting for {len(away)} of {len(nodes)} clients to connect, until {until} ({JOIN:g} s): {names}; "
             f"`fedpriv deploy status {paths.path}` shows them",
             err=True,
         )
 
 
-def _link(paths: Any) -> Any:
+def link_of(paths: Any) -> Any:
+    """The operator's access to the server of a deployment; an error if it does not answer."""
     from fedpriv.deploy.flower.control import SuperLink
     from fedpriv.deploy.flower.machines import reachable
     from fedpriv.errors import FedprivError
@@ -382,11 +430,19 @@ def _link(paths: Any) -> Any:
     return link
 
 
-def _show_round(record: dict[str, Any]) -> None:
-    metrics = record["metrics"]
-    parts = [f"round {record['round']}"]
-    shown = {"accuracy": "accuracy", "rmse": "RMSE", "train_loss": "loss"}
-    parts += [f"{name} {metrics[key]:.3f}" for key, name in shown.items() if key in metrics]
-    parts += [f"{metrics[key]:g} {key}" for key in ("missing", "refused", "dropped", "untested") if metrics.get(key)]
-    parts += [f"up {metrics['bytes_up']:,} down {metrics['bytes_down']:,} bytes", f"{metrics['seconds']:.1f} s"]
-    say("  ".join(parts), err=True)
+def _show_rounds(run_dir: Path) -> Callable[[dict[str, Any]], None]:
+    """Shows the rounds of a run, with the score that it is ranked by."""
+    from fedpriv.cli.report import plain
+    from fedpriv.scores.catalogue import ACCURACY, score_named
+    from fedpriv.storage.run_folder import RunFolder
+
+    def show(record: dict[str, Any]) -> None:
+        metrics, score = record["metrics"], score_named(RunFolder(run_dir).config().eval.metric or ACCURACY.name)
+        parts = [f"round {record['round']}"]
+        parts += [f"{score.title} {plain(score, metrics[score.name])}"] if score.name in metrics else []
+        parts += [f"loss {metrics['train_loss']:.3f}"] if "train_loss" in metrics else []
+        parts += [f"{metrics[key]:g} {key}" for key in ("missing", "refused", "dropped", "untested") if metrics.get(key)]
+        parts += [f"up {metrics['bytes_up']:,} down {metrics['bytes_down']:,} bytes", f"{metrics['seconds']:.1f} s"]
+        say("  ".join(parts), err=True)
+
+    return show

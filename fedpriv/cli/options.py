@@ -67,16 +67,21 @@ _RUN_FLAGS: dict[str, tuple[Any, str]] = {
     "tracking": (str, "Where records are copied: mlflow (default), tensorboard, or a plug-in's name."),
     "tracking-uri": (str, "MLflow tracking URI; 'none' for no tracking. Default: SQLite beside the runs."),
     "run-dir": (Path, "Folder of this run. Default: runs/<date>-<method>-<data>-s<seed>."),
+    "title": (str, "Title of the run, for the audit's page and for MLflow."),
+    "owner": (str, "Who answers for the run, for the same."),
+    "data-description": (str, "What the data are, for a reader who does not know them; for the same."),
 }
 
 Command = Callable[..., Any]
 
 
-def config_options(run: bool = True) -> Callable[[Command], Command]:
+_SET = "Any config key, such as --set method.mu=5; repeatable, overrides all else."
+
+
+def config_options(run: bool = True, help_set: str = _SET) -> Callable[[Command], Command]:
     """Add ``--config``, ``--set`` and the flags (only those about data unless ``run``); read them with :func:`config_from`."""
 
     def add(function: Command) -> Command:
-        help_set = "Any config key, such as --set method.mu=5; repeatable, overrides all else."
         function = click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help=help_set)(function)
         help_config = "YAML file, as a run writes it (config.yaml)."
         function = click.option("--config", "config_file", type=FilePath(), help=help_config)(function)

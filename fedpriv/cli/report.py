@@ -114,7 +114,7 @@ class Reporter:
         metrics = record["metrics"]
         parts = []
         if self._metric.name in metrics:
-            self._score = f"{self._metric.title} {_plain(self._metric, metrics[self._metric.name])}"
+            self._score = f"{self._metric.title} {plain(self._metric, metrics[self._metric.name])}"
         elif "probe/1" in metrics:
             self._score = f"probe {metrics['probe/1']:.3f}"
         parts.append(self._score)
@@ -205,7 +205,7 @@ def _results(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]], p
             what = "the mean of the training labels" if metric.of_numbers else "the most frequent class"
             shown = {**constants, **({ACCURACY.name: summary["chance"]} if "chance" in summary else {})}
             scores = [score for score in dict.fromkeys([metric, beside(metric)]) if score.name in shown]
-            yield f"  always {what}", "   ".join(f"{_plain(score, shown[score.name])} {score.title}" for score in scores)
+            yield f"  always {what}", "   ".join(f"{plain(score, shown[score.name])} {score.title}" for score in scores)
         if (constant := constant_answer(summary)) is not None:
             yield "  at chance level", Bold("", constant)
         further = {
@@ -213,7 +213,7 @@ def _results(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]], p
             for name, score in summary["scores"].items()
             if name not in (beside(metric).name, metric.name)
         }
-        if parts := [f"{_plain(score, value)} {score.title}" for score, value in further.items() if value is not None]:
+        if parts := [f"{plain(score, value)} {score.title}" for score, value in further.items() if value is not None]:
             yield "  further scores, means", "   ".join(parts)
         tested = next(score["per_client"] for score in summary["scores"].values())
         if left_out := tested.count(None):
@@ -222,11 +222,11 @@ def _results(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]], p
         yield f"linear probe, {float(share):.0%} of the labels", Bold("", f"{accuracy:.3f}")
     read = dict.fromkeys([metric, beside(metric)]) if metric.of_numbers else ()
     on_server = [(score, summary["scores"].get(score.name, {}).get("on_server")) for score in read]
-    if parts := [f"{_plain(score, value)} {score.title}" for score, value in on_server if value is not None]:
+    if parts := [f"{plain(score, value)} {score.title}" for score, value in on_server if value is not None]:
         yield "global model on the server's test set", "   ".join(parts)
     if protocols["global_test"] is not None:
-        scores = f"{protocols['global_test']:.3f} accuracy   {protocols['global_test_f1']:.3f} macro F1"
-        yield "global model on the server's test set", scores
+        accuracy, macro_f1 = protocols["global_test"], protocols["global_test_f1"]
+        yield "global model on the server's test set", f"{accuracy:.3f} accuracy   {macro_f1:.3f} macro F1"
 
 
 def ranked(summary: Mapping[str, Any]) -> Iterator[Row]:
@@ -236,7 +236,7 @@ def ranked(summary: Mapping[str, Any]) -> Iterator[Row]:
         if values is None or values["mean"] is None:
             yield score.title, "not defined on any client's test samples"
             continue
-        mean, worst, best = (_plain(score, values[key]) for key in ("mean", "worst_tenth", "best"))
+        mean, worst, best = (plain(score, values[key]) for key in ("mean", "worst_tenth", "best"))
         rest = f" mean   {worst} worst tenth   {best} best"
         if score is first:
             yield measured_on(summary, score.title), Bold("", mean, rest)
@@ -249,7 +249,7 @@ def is_scored(summary: Mapping[str, Any]) -> bool:
     return any(score["mean"] is not None for score in summary["scores"].values())
 
 
-def _plain(score: Score, value: float) -> str:
+def plain(score: Score, value: float) -> str:
     """A value of a score, also a share, as a plain number."""
     return score.shown(value) if score.of_numbers else f"{value:.3f}"
 
@@ -277,8 +277,6 @@ def _rounds(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) ->
         how = " (a round without effect counts as none)" if lost else ""
         yield "clients that never took part", f"{summary['clients_never_trained']}{how}{included}"
     yield "time", f"{summary['seconds']:.1f} s for {summary['rounds']} round{'s' * (summary['rounds'] != 1)}"
-    if padded := [record["metrics"]["padding"] for record in records if "padding" in record["metrics"]]:
-        yield "padding of batches in groups", f"{mean(padded):.1%} of the samples"
     if (payloads := summary["payloads"])["files"]:
         size = f"{decimal(payloads['bytes'])} in {payloads['files']} files"
         yield "messages kept", f"{size} (payloads/; set with --keep-payloads)"
@@ -289,8 +287,8 @@ def _next_commands(run: RunFolder, summary: Mapping[str, Any]) -> Iterator[str]:
     config, folder = run.config(), run.path.parent
     path, beside = shlex.quote(os.path.relpath(run.path)), shlex.quote(os.path.relpath(folder))
     options = "" if _is_default(config) else f" --config {path}/config.yaml"
-    if (other := _other_method(config)) is not None:
-        yield f"fedpriv train --method {other}{options}   the same clients, another method"
+    for method, why in _other_methods(run, config):
+        yield f"fedpriv train --method {method}{options}   {why}"
     if summary["payloads"]["files"]:
         yield f"fedpriv audit {path}   what its messages reveal"
     yield f"fedpriv compare {beside}/*" if _only_runs(folder) else f"fedpriv compare {path} OTHER_RUN"
@@ -339,15 +337,21 @@ def _left_out(federation: Federation) -> str:
     return f" ({', '.join(notes)})" if notes else ""
 
 
-def _other_method(config: RunConfig) -> str | None:
-    """A method to compare with under the same config; ``None``: it depends on what a mask hides."""
+def _other_methods(run: RunFolder, config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Methods to compare with under the same config, and why; none where it depends on what a mask hides."""
+    from fedpriv.data.preprocessing.stored import Preprocessing
+
     if any(transform["name"] == "mask" for transform in config.wire.transforms):
-        return None
+        return
     if config.method.name != "fedavg":
-        return "fedavg"  # a composed run's objective and aggregation belong to its method
-    if score_named(config.eval.metric or ACCURACY.name).of_numbers:
-        return "fedrep"  # MpFedcon's centres are of classes
-    return "fedrep" if config.privacy.level != "none" else "mpfedcon"  # no noise covers MpFedcon's class centres
+        yield "fedavg", "the same clients, another method"  # a composed run's objective and aggregation belong to its method
+    elif Preprocessing.load(run.preprocessing_file).kind == "rows":
+        yield "local", "what each client reaches alone"
+        if config.privacy.level == "none":
+            yield "pooled", "all rows in one place: the bound of every federation"
+    else:  # MpFedcon's centres are of classes, and no noise covers them
+        numbers = score_named(config.eval.metric or ACCURACY.name).of_numbers
+        yield "fedrep" if numbers or config.privacy.level != "none" else "mpfedcon", "the same clients, another method"
 
 
 def _ui(tracking: Mapping[str, Any], folder: Path, beside: str) -> str | None:

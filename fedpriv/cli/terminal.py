@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from fedpriv.errors import UsageError
 from fedpriv.untrusted.addresses import hide_secrets
 from fedpriv.untrusted.names import printable, shortened
 
@@ -112,6 +113,25 @@ class FilePath(click.Path):
         if not str(value).isprintable():
             self.fail(f"{str(value)!r} holds a character that cannot be shown, such as a line break", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class SeedsParam(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
+    """A number of seeds, or the seeds with commas between them."""
+
+    name = "N or SEED,SEED"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        from fedpriv.api.grid import seeds_of
+
+        try:
+            numbers = tuple(int(part) for part in value.split(","))
+            return seeds_of(numbers if "," in value else numbers[0])
+        except ValueError:
+            self.fail(f"{value!r} is neither a number of seeds, such as 3, nor seeds, such as 0,1,5", param, ctx)
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
 
 
 class WorkersParam(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4

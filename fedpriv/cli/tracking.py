@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedpriv.cli import main
-from fedpriv.cli.common import command, console, png, run_folders
+from fedpriv.cli.common import command, console, png, run_folders, writable
 from fedpriv.cli.terminal import FilePath, say
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.scores.catalogue import ACCURACY, beside
@@ -25,6 +25,7 @@ from fedpriv.untrusted.names import printable
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from fedpriv.api.groups import Group
     from fedpriv.scores.catalogue import Score
     from fedpriv.tracking import Record
 
@@ -173,7 +174,12 @@ def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: 
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @_runs_dir
 @click.option("--output", type=_PATH, default="compare.png", show_default=True, callback=png, help="The plot, a PNG.")
-def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, Any]:
+@click.option("--csv", type=_PATH, callback=writable, help="Write the groups as CSV: mean, deviation, paired interval, bytes.")
+@click.option("--latex", type=_PATH, callback=writable, help="Write the groups as a LaTeX tabular.")
+@click.option("--markdown", type=_PATH, callback=writable, help="Write the groups as a Markdown table.")
+def compare(
+    runs: tuple[str, ...], runs_dir: Path, output: Path, csv: Path | None, latex: Path | None, markdown: Path | None
+) -> dict[str, Any]:
     """Compare runs in a table and a plot.
 
     The plot shows the score that the runs are ranked by (eval.metric) over rounds and over bytes, and of two or more audited runs
@@ -182,23 +188,27 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     with a single sample (the easiest case). AUC: that of the best membership attack.
 
     RUN is a run folder, a run id, or the beginning of a folder's name. Runs that differ only in the seed, or in the seed of the
-    partition, are summarised as mean and standard deviation. With runs of `local` or `pooled` among them, it says what the others
-    gain over clients that train alone, and lose against training on all data in one place.
+    partition, are a group, with mean, standard deviation, and the paired difference from the best group. With runs of `local` or
+    `pooled` among them, it says what the others gain over clients that train alone, and lose against training on all data in one
+    place.
 
     \b
     Example: fedpriv compare runs/a runs/b
+             fedpriv compare runs/* --latex table.tex
     """
     from fedpriv.api.comparability import not_comparable
     from fedpriv.api.comparing import as_row, common_score, contradictions, figures, gains_between, labels, repeated
+    from fedpriv.api.gains import signed
+    from fedpriv.api.groups import best_of, groups_between
+    from fedpriv.api.tables import as_csv, as_latex, as_markdown
+    from fedpriv.files import write_atomically
     from fedpriv.plots import compare_curves
 
     folders = run_folders(runs, runs_dir)
     rows = [figures(folder) for folder in folders]
     named, score = labels(folders, rows), common_score(rows)
-    repeats, contradicted = repeated(named, rows), contradictions(named, rows)
-    groups: dict[str, list[int]] = {}
-    for index, label in enumerate(named):
-        groups.setdefault(label, []).append(index)
+    contradicted = contradictions(named, rows)
+    groups = groups_between(folders, named)
 
     out = console()
     if not out.is_terminal:
@@ -211,35 +221,25 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
         if numbered:
             out.print(f"{number} = {row['run']}", soft_wrap=True)
     summaries = []
-    plotted: dict[str, list[int]] = {}
-    for label, members in groups.items():
-        # Repeated runs are left out of the spread, and so are unfinished ones, whose accuracies are of other rounds.
-        distinct = [index for index in members if not repeats[index]]
-        done = [index for index in distinct if rows[index]["status"] == "finished"]
-        plotted[label] = done or distinct
-        averaged = [rows[index] for index in done if score.name in rows[index]["scores"]]
-        counted = [] if label in contradicted else averaged
-        by_score = {name: _over_seeds([row["scores"].get(name) for row in counted]) for name in (beside(score).name, score.name)}
-        average, spread = by_score[score.name]
-        names = [rows[index]["run"] for index in members]
-        repeated_names = [rows[index]["run"] for index in members if repeats[index]]
-        summaries.append(
-            {"label": label, "runs": names, "repeated": repeated_names}
-            | {
-                f"{name}_{key}": value
-                for name, pair in by_score.items()
-                for key, value in zip(("mean", "std"), pair, strict=True)
-            }
-        )
-        left_out = _left_out(repeated=len(repeated_names), unfinished=len(distinct) - len(done))
-        if average is not None and spread is not None:
-            what = "" if score is ACCURACY else f"{score.title} "
-            interval = f"{what}{score.shown(average)} ± {score.shown(spread)}"
-            out.print(f"{label}: {interval} over {_count_seeds(averaged)}{left_out}", soft_wrap=True)
-        elif label in contradicted:
-            out.print(f"{label}: no mean, as runs with the same config and seed differ in their results", soft_wrap=True)
-        elif repeated_names:
-            out.print(f"{label}: no spread over seeds{left_out}", soft_wrap=True)
+    members = {group.label: [index for index, label in enumerate(named) if label == group.label] for group in groups}
+    best = best_of(groups)
+    for group in groups:
+        beside_it = {f"{beside(score).name}_mean": group.usual.mean, f"{beside(score).name}_std": group.usual.std}
+        ranked = {f"{score.name}_mean": group.value.mean, f"{score.name}_std": group.value.std}
+        from_best = None if group.from_best is None else asdict(group.from_best)
+        of_group = {"label": group.label, "runs": group.runs, "repeated": group.repeated}
+        summaries.append(of_group | beside_it | ranked | {"from_best": from_best})
+        if (line := spread_of(group)) is not None:
+            out.print(line, soft_wrap=True)
+        elif group.contradicted:
+            out.print(f"{group.label}: no mean, as runs with the same config and seed differ in their results", soft_wrap=True)
+        elif group.repeated:
+            out.print(f"{group.label}: no spread over seeds{_left_out_of(group)}", soft_wrap=True)
+    for group in groups:
+        if best is not None and group.from_best is not None and group.from_best.over == "runs":
+            difference = f"{signed(score, group.from_best.mean)}{' points' if score.in_percent else ''}"
+            named_by = f"{group.label} against the best, {best.label}"
+            out.print(f"{named_by}: {difference} ({group.from_best.interval(score)})", soft_wrap=True)
     gains = gains_between(folders)
     for gain in gains:
         out.print(str(gain), soft_wrap=True)
@@ -247,21 +247,31 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
         out.print("accuracies are on the clients' validation data (eval.split), not on their test data", soft_wrap=True)
     for why in (*contradicted.values(), *not_comparable(folders, rows)):
         say(f"warning: {why}", err=True)
-    curves = {printable(label): [_tested(folders[index]) for index in members] for label, members in plotted.items()}
+    repeats = repeated(named, rows)
+    distinct = {label: [index for index in own if not repeats[index]] for label, own in members.items()}
+    done = {label: [index for index in own if rows[index]["status"] == "finished"] for label, own in distinct.items()}
+    curves = {printable(label): [_tested(folders[index]) for index in done[label] or own] for label, own in distinct.items()}
     try:
-        leaks = {printable(label): _leaks([rows[index] for index in members], score) for label, members in groups.items()}
+        leaks = {printable(label): _leaks([rows[index] for index in own], score) for label, own in members.items()}
         compare_curves(curves, output, leaks, score)
+        for file, written in ((csv, as_csv), (latex, as_latex), (markdown, as_markdown)):
+            if file is not None:
+                write_atomically(file, written(groups).encode())
+                out.print(f"table: {file}", soft_wrap=True)
     except OSError as error:
-        raise UsageError(f"cannot write {output}: {error.strerror}; --output names another file") from None
+        raise UsageError(f"cannot write {error.filename or output}: {error.strerror}; name another file") from None
     out.print(f"plot: {output}", soft_wrap=True)
     gained = [as_row(gain) for gain in gains]
     return {"runs": rows, "groups": summaries, "metric": score.name, "gains": gained, "plot": str(output)}
 
 
-def _over_seeds(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Mean and standard deviation of the values that are known; ``None``: there are too few."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None, statistics.stdev(known) if len(known) > 1 else None
+def spread_of(group: Group) -> str | None:
+    """``label: 95.1% ± 0.3% over 3 seeds``; ``None``: there is no spread."""
+    average, spread, score = group.value.mean, group.value.std, group.score
+    if average is None or spread is None:
+        return None
+    what = "" if score is ACCURACY else f"{score.title} "
+    return f"{group.label}: {what}{score.shown(average)} ± {score.shown(spread)} over {_count_seeds(group)}{_left_out_of(group)}"
 
 
 def _table(rows: Sequence[dict[str, Any]], numbered: bool, score: Score) -> Table:
@@ -319,15 +329,18 @@ def _note(folder: Path, row: dict[str, Any]) -> str | None:
     return None
 
 
-def _count_seeds(rows: Sequence[dict[str, Any]]) -> str:
+def _count_seeds(group: Group) -> str:
     """What an accuracy is averaged over: ``3 seeds``, or runs of seeds and partitions if several runs have the same seed."""
-    seeds, partitions = (len({row[key] for row in rows}) for key in ("seed", "partition_hash"))
+    seeds, partitions = group.seeds, group.partitions
     text = f"{seeds} seed{'s' * (seeds > 1)}"
-    return text if seeds == len(rows) else f"{len(rows)} runs of {text} and {partitions} partition{'s' * (partitions > 1)}"
+    return (
+        text if seeds == group.counted else f"{group.counted} runs of {text} and {partitions} partition{'s' * (partitions > 1)}"
+    )
 
 
-def _left_out(**counts: int) -> str:
+def _left_out_of(group: Group) -> str:
     """How many runs of a label are left out of its summary, by reason."""
+    counts = {"repeated": len(group.repeated), "unfinished": group.unfinished}
     text = ", ".join(f"{count} {why} run{'s' * (count > 1)}" for why, count in counts.items() if count)
     return f" ({text} left out)" if text else ""
 

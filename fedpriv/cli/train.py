@@ -13,7 +13,8 @@ import click
 from fedpriv.cli import main
 from fedpriv.cli.common import command, console, loading
 from fedpriv.cli.options import config_from, config_options
-from fedpriv.cli.terminal import FilePath, WorkersParam
+from fedpriv.cli.terminal import FilePath, SeedsParam, WorkersParam, say
+from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
     from fedpriv.audit.results import Canaries
@@ -36,12 +37,23 @@ _PROFILE = click.option(
 @command(main, "train")
 @config_options()
 @click.option(
+    "--seeds",
+    type=SeedsParam(),
+    help="How many seeds, from 0 on, or which (0,1,5): a run for each, one after another, and their mean.",
+)
+@click.option(
     "--dump-config", is_flag=True, help="Print the keys that are set, and all options of the method, as YAML; then stop."
 )
 @_PROFILE
 @_RUNS_DIR
 def train(
-    config_file: Path | None, assignments: tuple[str, ...], dump_config: bool, profile: bool, runs_dir: Path, **flags: Any
+    config_file: Path | None,
+    assignments: tuple[str, ...],
+    seeds: tuple[int, ...] | None,
+    dump_config: bool,
+    profile: bool,
+    runs_dir: Path,
+    **flags: Any,
 ) -> dict[str, Any] | None:
     """Train a method on a federation of clients.
 
@@ -49,8 +61,11 @@ def train(
 
     \b
     Example: fedpriv train --method mpfedcon
+             fedpriv train --method mpfedcon --seeds 3
              fedpriv train --config run.yaml --set method.mu=5
     """
+    if seeds is not None:
+        _check_seeds(assignments, dump_config, flags)
     config = config_from(config_file, assignments, flags, here=not dump_config)
     if dump_config:
         from fedpriv.methods.build import with_options
@@ -59,15 +74,42 @@ def train(
         chosen = with_options(config).chosen()
         click.echo(plain_yaml.dump(chosen), nl=False)
         return chosen
+    if seeds is not None and config.run_dir is not None:
+        raise UsageError("run_dir names the folder of one run; with --seeds each has its own, in --runs-dir")
     loading()
     began = time.perf_counter()
     from fedpriv.cli.report import Reporter
+    from fedpriv.seeding import default_torch
     from fedpriv.simulation import run
 
     imports = time.perf_counter() - began
-    with Reporter(console()) as reporter:
-        outcome = run.start(config, runs_dir, reporter.on_start, reporter.on_round, reporter.warn, profile, reporter.on_answer)
-    return _conclude(reporter, outcome, imports)
+    summaries, folders = [], []
+    for number, seed in enumerate((config.seed,) if seeds is None else seeds):
+        config = config.model_copy(update={"seed": seed})
+        with Reporter(console()) as reporter, default_torch():
+            outcome = run.start(
+                config, runs_dir, reporter.on_start, reporter.on_round, reporter.warn, profile, reporter.on_answer
+            )
+        if outcome.summary is None and seeds is not None and seeds[number + 1 :]:
+            say(f"not begun: seeds {', '.join(map(str, seeds[number + 1 :]))}", err=True)
+        summaries.append(_conclude(reporter, outcome, imports))
+        folders.append(outcome.folder.path)
+    if seeds is None:
+        return summaries[0]
+    from fedpriv.api.groups import as_row, groups_between
+    from fedpriv.cli.tracking import spread_of
+
+    (group,) = groups_between(folders)
+    console().print(f"\n{spread_of(group) or f'{group.label}: {len(folders)} run, so no spread over seeds'}", soft_wrap=True)
+    return {"runs": summaries, "group": as_row(group)}
+
+
+def _check_seeds(assignments: tuple[str, ...], dump_config: bool, flags: dict[str, Any]) -> None:
+    """Refuse what does not go with ``--seeds``."""
+    if flags["seed"] is not None or any(text.partition("=")[0].strip() == "seed" for text in assignments):
+        raise UsageError("--seed is the seed of a single run; leave it out, or --seeds")
+    if dump_config:
+        raise UsageError("--dump-config prints the config of a single run; leave --seeds out")
 
 
 @command(main, "resume")

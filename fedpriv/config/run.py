@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
 
 from fedpriv.config.data import DataConfig
-from fedpriv.config.machinery import ExecutorConfig, TrackingConfig
+from fedpriv.config.machinery import AboutConfig, ExecutorConfig, TrackingConfig
 from fedpriv.config.model import ModelConfig
 from fedpriv.config.sections import Section
 from fedpriv.config.training import EvalConfig, TrainConfig
@@ -58,6 +58,7 @@ class RunConfig(Section):
     privacy: PrivacyConfig = PrivacyConfig()
     executor: ExecutorConfig = ExecutorConfig()
     tracking: TrackingConfig = TrackingConfig()
+    about: AboutConfig = AboutConfig()
     seed: NonNegativeInt = Field(0, description="the run's seed; every random draw derives from it")
     device: str = Field("cpu", description="torch device")
     threads: int = Field(1, ge=1, le=1024, description="torch threads; part of the config because float sums depend on it")
@@ -90,6 +91,12 @@ class RunConfig(Section):
     def _clients_have_something(self) -> RunConfig:
         if self.data.image_only + self.data.text_only > 1:
             raise ValueError("data.image_only and data.text_only are shares of the clients: together at most 1")
+        return self
+
+    @model_validator(mode="after")
+    def _weighs_classes_if_there_are_any(self) -> RunConfig:
+        if self.data.task == "regression" and self.train.class_weights is not None:
+            raise ValueError("train.class_weights: labels are numbers (data.task regression), and no classes; leave it out")
         return self
 
     @model_validator(mode="after")
@@ -179,6 +186,7 @@ class RunConfig(Section):
             "run_dir": True,
             "plugins": True,
             "tracking": True,
+            "about": True,
             "executor": True,
             "data": {"dir"},
             "eval": {"metric"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -61,35 +61,15 @@ def assemble(
     Raises:
         UsageError: the test table lacks a column, nothing is left, a label is missing or invalid, or a text is empty.
     """
-    import datasets
-
     from fedpriv.data.tables.joined import Joined
     from fedpriv.data.user_data.owners import Owners, column_values
 
     choice = choice or SampleChoice()
     _check_test_columns(tables, columns)
-    notes, target, classes = list(columns.notes), None, tuple[str, ...]()
-    labels: list[NDArray[Any]]
-    if _are_numbers(tables, columns, task):
-        labels, unit = read_numbers(tables, columns.label)
-        target = NumberColumn(columns.label, 0.0, 1.0, unit=unit or None)
-        columns = replace(columns, numbers=tuple(name for name in columns.numbers if name != columns.label))  # it has bounds, too
-        if task is None:
-            notes.append(
-                f"the labels in column {columns.label!r} are numbers, {len(np.unique(labels[0])):,} different ones: a regression "
-                "predicts them (data.task=classification makes each of them a class)"
-            )
-    else:
-        ids, classes = read_labels(tables, columns.label)
-        labels = list(ids)
-    numbered = target is None and not isinstance(tables[0].features[columns.label], datasets.ClassLabel)
-    if numbered and (lowest := min(int(ids.min()) for ids in labels)):
-        notes.append(f"the labels in column {columns.label!r} begin at {lowest}, not at 0: the classes below are empty")
-    elif numbered and (unused := len(classes) - len(np.unique(np.concatenate(labels)))):
-        gaps = f"{unused} of the numbers up to {classes[-1]} do not occur, and their classes are empty"
-        notes.append(f"the labels in column {columns.label!r} have gaps: {gaps}; names in place of numbers leave no gaps")
-    if numbered:
-        notes += _like_missing(classes, columns.label, "class", "label")
+    labels, classes, target, read = _labels(tables, columns, task)
+    notes = [*columns.notes, *read]
+    if target is not None:
+        columns = replace(columns, numbers=tuple(name for name in columns.numbers if name != target.name))  # it has bounds, too
     kept = [np.arange(len(values)) for values in labels]
     if choice.keep:
         if missing := [cls for cls in choice.keep if cls not in classes]:
@@ -99,16 +79,16 @@ def assemble(
         labels, classes = [new_id[values] for values in labels], choice.keep
         kept = [np.flatnonzero(values >= 0) for values in labels]
     notes += spellings(classes, columns.label, "classes")
+    strata = [values.astype(np.int64) if target is None else np.zeros(len(values), np.int64) for values in labels]
     if choice.at_most is not None:
-        kept[0] = kept[0][at_most(labels[0][kept[0]], choice.at_most)]
+        kept[0] = kept[0][at_most(strata[0][kept[0]], choice.at_most)]
     if target is None and len(tables) == 2 and (alone := np.setdiff1d(labels[1][kept[1]], labels[0][kept[0]])).size:
         names = ", ".join(classes[number] for number in alone[:5])
         notes.append(f"classes of test samples that no training sample has, so that no client can learn them: {names}")
     joined = [table for table in tables if isinstance(table, Joined)]
     owners = [table.owners() for table in joined]
     if len(tables) == 1:
-        strata = labels if target is None else [np.zeros(len(labels[0]), np.int64)]
-        train, test = hold_out((owners or strata)[0][kept[0]], choice.fraction)
+        train, test = hold_out((owners[0] if owners else strata[0])[kept[0]], choice.fraction)
         tables, labels, owners, kept = tables * 2, labels * 2, owners * 2, [kept[0][train], kept[0][test]]
     for table, rows, what in zip(tables, kept, ("training", "test"), strict=True):
         if not len(rows):
@@ -180,6 +160,39 @@ def assemble(
         suggests={} if target is None else {"data.partition.name": "iid"},
         target=target,
     )
+
+
+class _Labels(NamedTuple):
+    """The labels of each table ``(N,)``, the classes or the column of the numbers, and lines on how they were read."""
+
+    values: list[NDArray[Any]]
+    classes: tuple[str, ...]
+    target: NumberColumn | None
+    notes: list[str]
+
+
+def _labels(tables: list[Table], columns: Columns, task: LabelKind | None) -> _Labels:
+    """The labels as class ids, or as numbers where the config says so, or a table's labels look so."""
+    import datasets
+
+    column, notes = columns.label, list[str]()
+    if _are_numbers(tables, columns, task):
+        numbers, unit = read_numbers(tables, column)
+        if task is None:
+            notes.append(
+                f"the labels in column {column!r} are numbers, {len(np.unique(numbers[0])):,} different ones: a regression "
+                "predicts them (data.task=classification makes each of them a class)"
+            )
+        return _Labels([*numbers], (), NumberColumn(column, 0.0, 1.0, unit=unit or None), notes)
+    labels, classes = read_labels(tables, column)
+    if not isinstance(tables[0].features[column], datasets.ClassLabel):
+        if lowest := min(int(ids.min()) for ids in labels):
+            notes.append(f"the labels in column {column!r} begin at {lowest}, not at 0: the classes below are empty")
+        elif unused := len(classes) - len(np.unique(np.concatenate(labels))):
+            gaps = f"{unused} of the numbers up to {classes[-1]} do not occur, and their classes are empty"
+            notes.append(f"the labels in column {column!r} have gaps: {gaps}; names in place of numbers leave no gaps")
+        notes += _like_missing(classes, column, "class", "label")
+    return _Labels([*labels], classes, None, notes)
 
 
 def _are_numbers(tables: Sequence[Table], columns: Columns, task: LabelKind | None) -> bool:

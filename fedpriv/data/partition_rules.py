@@ -70,7 +70,7 @@ class NamedPartition:
 
     Attributes:
         uses: the options of :class:`PartitionConfig` that it uses.
-        by_label: whether it deals samples by their labels, which are then classes.
+        by_label: whether it assigns samples by their labels, which are then classes.
     """
 
     rule: PartitionRule

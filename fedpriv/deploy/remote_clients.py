@@ -11,7 +11,7 @@ from fedpriv.agreement import Agreement
 from fedpriv.deploy.client.client_node import UNKNOWN_RUN
 from fedpriv.deploy.frames import Envelope, Frame, one_line
 from fedpriv.deploy.handshake import Facts
-from fedpriv.deploy.transport import NOT_SENT
+from fedpriv.deploy.transport import NotSent
 from fedpriv.evaluation.protocols import by_client
 from fedpriv.methods.base import ServerState
 from fedpriv.scores.catalogue import Scores
@@ -174,7 +174,7 @@ class RemoteClients(Clients):
             why = frame if isinstance(frame, str) else frame.error
             if why is not None:
                 self._add_missing(client, round, why)
-                if frame == NOT_SENT:
+                if isinstance(frame, NotSent):
                     self._not_sent.add(client)
                 if self._missing[client].startswith(UNKNOWN_RUN):  # it gets the setup with its next frame
                     self.silent.discard(client)

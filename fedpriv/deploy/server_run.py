@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from fedpriv.deploy.handshake import (
     warn_of_classes,
     warn_of_majorities,
 )
+from fedpriv.deploy.operation.members import Member
 from fedpriv.deploy.preparation import preprocessing_of
 from fedpriv.deploy.remote_clients import Grid, RemoteClients, RemoteScorer
 from fedpriv.errors import FedprivError, UsageError
@@ -74,12 +75,14 @@ def with_defaults(config: RunConfig) -> RunConfig:
 
 
 def start(
-    config: RunConfig, runs_dir: Path, grid: Grid, seconds: float, on_start: OnStart, on_round: OnRound, warn: Warn
-) -> dict[str, Any] | None:
+    config: RunConfig, runs_dir: Path, grid: Grid, seconds: float, on_start: OnStart, on_round: OnRound, warn: Warn,
+    members: Sequence[Member] = (),
+) -> dict[str, Any] | None:  # fmt: skip
     """Run a config with the clients of a grid; the summary, or ``None`` if the run was stopped.
 
     Args:
         seconds: timeout of a client's answer.
+        members: the clients that are there; another number has no samples in this run. None: all numbers are there.
 
     Raises:
         UsageError: config and clients do not fit; nothing is written.
@@ -88,22 +91,28 @@ def start(
     config = with_defaults(config)
     _check_deployable(config)
     build_transforms(config.wire.transforms)
-    facts = _ask_for_facts(config, grid, seconds)
+    numbers = range(config.data.clients)
+    here = [member for member in members if member.number in numbers]
+    vacant = set(numbers) - {member.number for member in here} if members else set[int]()
+    facts = _ask_for_facts(config, grid, seconds, vacant)
     for warning in (*warn_of_majorities(facts, config), *warn_of_classes(facts)):
         warn(warning)
-    statistics = _ask_for_statistics(config, facts, grid, seconds)
+    facts += [replace(facts[0], client=number, train=0, test=0, lacks=None) for number in vacant]
+    facts.sort(key=lambda client: client.client)
+    statistics = _ask_for_statistics(config, facts, grid, seconds, len(vacant))
     agreement = _agreement(config, facts, statistics)
     check_tracking(agreement.config.tracking)
     with RunFolder.begin(agreement.config, runs_dir) as folder, folder.in_memory():
         with folder.writing("the beginning of the run"):
             own_data = facts[0].partition is None
             partition = facts[0].partition or row_digest(torch.tensor([[client.train, client.test] for client in facts]))
-            about: dict[str, Any] = {"deployed": {"own_data": own_data, "code": code_version()}}
+            came = [{"number": member.number, "name": member.name, "added": member.added} for member in here]
+            about: dict[str, Any] = {"deployed": {"own_data": own_data, "code": code_version(), "clients": came}}
             if own_data:
                 about["dataset"] = OWN_DATA
             if notes := _notes(agreement, facts, statistics):
                 about["notes"] = notes
-            beginning: dict[str, Any] = {"clients": [asdict(client) for client in facts]}
+            beginning: dict[str, Any] = {"clients": [asdict(client) for client in facts], "vacant": sorted(vacant)}
             if statistics is not None:
                 beginning["statistics"] = statistics.to_json()
             executor = "each client on its own machine"
@@ -111,7 +120,7 @@ def start(
                 preprocessing.save(folder.preprocessing_file)
             note_beginning(folder, agreement.config, {"partition_hash": partition}, executor=executor, **about)
             save_json(folder.path / DECLARED, beginning)  # now the run can be resumed
-        return _run(agreement, folder, grid, facts, statistics, seconds, on_start, on_round, warn)
+        return _run(agreement, folder, grid, facts, vacant, statistics, seconds, on_start, on_round, warn)
 
 
 def resume(path: Path, grid: Grid, seconds: float, on_start: OnStart, on_round: OnRound, warn: Warn) -> dict[str, Any] | None:
@@ -119,13 +128,14 @@ def resume(path: Path, grid: Grid, seconds: float, on_start: OnStart, on_round: 
     folder = open_to_resume(path)
     with folder.alone(), folder.in_memory():
         config = folder.config()
-        facts, statistics = _read_beginning(folder.path / DECLARED, config.data.clients)
+        facts, vacant, statistics = _read_beginning(folder.path / DECLARED, config.data.clients)
         agreement = _agreement(config, facts, statistics)
-        return _run(agreement, folder, grid, facts, statistics, seconds, on_start, on_round, warn)
+        return _run(agreement, folder, grid, facts, vacant, statistics, seconds, on_start, on_round, warn)
 
 
-def _read_beginning(file: Path, clients: int) -> tuple[list[Facts], Gathered | None]:
-    """What each client declared before the first round, and the statistics; :class:`Damaged` if the file does not say it."""
+def _read_beginning(file: Path, clients: int) -> tuple[list[Facts], set[int], Gathered | None]:
+    """What each client declared before the first round, the numbers without a client, and the statistics; :class:`Damaged` if the
+    file does not say it."""
     content = load_json(file)
     values, statistics = content.get("clients"), content.get("statistics")
     if not isinstance(values, list) or len(values) != clients:
@@ -134,7 +144,7 @@ def _read_beginning(file: Path, clients: int) -> tuple[list[Facts], Gathered | N
         gathered = None if statistics is None else Gathered.from_json(statistics)
     except ValueError as error:
         raise Damaged(f"{file} is damaged: {error}") from None
-    return [Facts.parse(value, client) for client, value in enumerate(values)], gathered
+    return [Facts.parse(value, client) for client, value in enumerate(values)], set(content.get("vacant", ())), gathered
 
 
 def open_to_resume(path: Path) -> RunFolder:
@@ -163,11 +173,11 @@ def clear_beginning(path: Path) -> None:
             (path / name).unlink(missing_ok=True)
 
 
-def _ask_for_facts(config: RunConfig, grid: Grid, seconds: float) -> list[Facts]:
-    """Have every client declare its data, and check that the declarations fit together."""
+def _ask_for_facts(config: RunConfig, grid: Grid, seconds: float, vacant: Collection[int] = ()) -> list[Facts]:
+    """Have the clients of all numbers that are not vacant declare its data, and check that the declarations fit together."""
     envelope = Envelope()
     envelope.add({"do": "describe", "config": _for_clients(config).chosen()})  # the clients' data suggest what is not set
-    frames = {client: envelope.frame(run=HANDSHAKE) for client in range(config.data.clients)}
+    frames = {client: envelope.frame(run=HANDSHAKE) for client in range(config.data.clients) if client not in vacant}
     facts: dict[int, Facts] = {}
     for client, answer in _answers(frames, grid, seconds):
         facts[client] = Facts.parse(answer.entries[0] if answer.entries else None, client)
@@ -219,8 +229,12 @@ class _RemoteRespondents:
         yield from sorted(answers.items())
 
 
-def _ask_for_statistics(config: RunConfig, facts: Sequence[Facts], grid: Grid, seconds: float) -> Gathered | None:
-    """The statistics by which the clients' samples are scaled and coded; ``None``: they need none."""
+def _ask_for_statistics(config: RunConfig, facts: Sequence[Facts], grid: Grid, seconds: float, vacant: int) -> Gathered | None:
+    """The statistics by which the clients' samples are scaled and coded; ``None``: they need none.
+
+    Args:
+        vacant: how many numbers have no client, so that nothing is sent to them.
+    """
     kind = agreed_kind(facts)
     classes = counted_classes(config, kind, len(class_names(facts)))
     if kind is None and not classes:
@@ -232,7 +246,9 @@ def _ask_for_statistics(config: RunConfig, facts: Sequence[Facts], grid: Grid, s
     respondents = _RemoteRespondents(
         _for_clients(config).chosen(), class_names(facts), sorted(_training_sizes(facts)), grid, seconds
     )
-    return gather(respondents, kind or SampleKind(), config, classes)
+    gathered = gather(respondents, kind or SampleKind(), config, classes)
+    *others, encoding = gathered.crossed
+    return replace(gathered, crossed=(*others, replace(encoding, times=encoding.times - vacant)))
 
 
 def _agreement(config: RunConfig, facts: Sequence[Facts], statistics: Gathered | None) -> Agreement:
@@ -268,8 +284,8 @@ def _notes(agreement: Agreement, facts: Sequence[Facts], statistics: Gathered | 
 
 
 def _run(
-    agreement: Agreement, folder: RunFolder, grid: Grid, facts: Sequence[Facts], statistics: Gathered | None, seconds: float,
-    on_start: OnStart, on_round: OnRound, warn: Warn,
+    agreement: Agreement, folder: RunFolder, grid: Grid, facts: Sequence[Facts], vacant: set[int], statistics: Gathered | None,
+    seconds: float, on_start: OnStart, on_round: OnRound, warn: Warn,
 ) -> dict[str, Any] | None:  # fmt: skip
     notes = _notes(agreement, facts, statistics)
     for note in notes:
@@ -277,13 +293,14 @@ def _run(
     config = _for_clients(agreement.config).model_dump(mode="json")
     setup = {"config": config, "declared": declared_to_json(agreement.declared), "code": code_version()}
     samples_by_client, encoding = (
-        {client.client: client.samples for client in facts},
+        {client.client: client.samples for client in facts if client.client not in vacant},
         None if statistics is None else statistics.message,
     )
     clients = RemoteClients(grid, folder.path.name, setup, samples_by_client, seconds, warn, encoding)
+    clients.vacant = vacant
     if not any(folder.checkpoints.glob("round-*.json")):
         try:
-            _check_agreed(agreement, clients.agree(), clients.missing())
+            _check_agreed(agreement, clients.agree(), clients.missing(), vacant)
         except FedprivError:
             folder.update_facts(status="failed")
             raise
@@ -307,10 +324,12 @@ def _run(
     return summary
 
 
-def _check_agreed(agreement: Agreement, answers: Mapping[int, Mapping[str, Any]], missing: Mapping[int, str]) -> None:
+def _check_agreed(
+    agreement: Agreement, answers: Mapping[int, Mapping[str, Any]], missing: Mapping[int, str], vacant: set[int]
+) -> None:
     """Check that every client has the server's config and initial model."""
     expected = {"config": agreement.config.fingerprint(), "initial": initial_digest(agreement)}
-    for client in range(agreement.config.data.clients):
+    for client in sorted(set(range(agreement.config.data.clients)) - vacant):
         if client not in answers:
             raise FedprivError(f"client {client} did not agree to the run: {missing.get(client, 'no answer')}")
         for key, what in (("config", "config"), ("initial", "initial model")):

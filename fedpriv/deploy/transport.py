@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,10 +15,15 @@ CONNECTION_POLL = 1.0
 """Seconds between checks of who is connected."""
 JOIN, JOIN_AGAIN = 120.0, 5.0
 """Seconds that a client that is not connected has to come back; the second if it was given up in an earlier exchange."""
-NOT_SENT = "its node is not connected"
-"""Why a client that could be sent nothing has not answered."""
+NOT_CONNECTED = "its node is not connected"
 TRIES = 3
 """Times that a frame is sent within an exchange, at equal intervals, in case it was lost without an error."""
+
+
+class NotSent(str):
+    """Why a client that was sent nothing has not answered."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class _Pending:
     @property
     def away(self) -> str:
         """Why there is no answer, if the client is not connected."""
-        return NOT_SENT + (" any more" if self.sent else "")
+        return f"{NOT_CONNECTED} any more" if self.sent else NotSent(NOT_CONNECTED)
 
     def resend(self, why: str | None = None) -> None:
         """Mark the frame to be sent again."""
@@ -76,10 +81,13 @@ class Transport:
     """A :class:`~fedpriv.deploy.remote_clients.Grid` over a network.
 
     A client that gets the same request again gives the same bytes, so the first answer is passed on and others are ignored.
+
+    Args:
+        removed: clients that the operator has removed -> a phrase on it; they are not waited for.
     """
 
-    def __init__(self, network: Network) -> None:
-        self._network = network
+    def __init__(self, network: Network, removed: Callable[[], Mapping[int, str]] = dict) -> None:
+        self._network, self._removed = network, removed
         self._away = set[int]()
 
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
@@ -90,6 +98,9 @@ class Transport:
         while waiting and (now := time.monotonic()) < end:
             if now >= checked + CONNECTION_POLL or any(pending.connection is None for pending in waiting.values()):
                 connected, checked = dict(self._network.connected()), now
+                for client, why in self._removed().items():
+                    if (pending := waiting.pop(client, None)) is not None:
+                        yield client, why if pending.sent else NotSent(why)
             for client, pending in waiting.items():
                 if pending.connection is not None:
                     if connected.get(client, pending.connection) != pending.connection:

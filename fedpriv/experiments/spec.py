@@ -165,6 +165,17 @@ class Experiment:
         ]
 
 
+@dataclass(frozen=True)
+class RunsOfACommand(Experiment):
+    """The runs of a command other than ``fedpriv experiment``: all in one folder, their results beside it, without a YAML."""
+
+    def run_dir(self, runs_dir: Path, label: str, seed: int) -> Path:
+        return runs_dir / f"{label}-s{seed}"
+
+    def result_file(self, label: str, seed: int) -> Path:
+        return self.path.parent / "results" / f"{label}-s{seed}.json"
+
+
 def yamls(path: Path) -> list[Path]:
     """The YAMLs of a folder of experiments, by name; of a file, itself.
 

@@ -100,7 +100,13 @@ class _ClientRecorder:
         else:
             spent = context.state.config_records.get(SPENT, {})
             self.writer.answered(
-                number, client, arrays_of(reply), kind=self.kind, num_examples=_examples(reply), epsilon=spent.get("epsilon")
+                number,
+                client,
+                arrays_of(reply),
+                kind=self.kind,
+                num_examples=_examples(reply),
+                epsilon=spent.get("epsilon"),
+                delta=spent.get("delta"),
             )
 
 

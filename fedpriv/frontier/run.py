@@ -21,7 +21,7 @@ from fedpriv.config import RunConfig
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.experiments.runner import run as run_all
-from fedpriv.experiments.spec import Experiment
+from fedpriv.experiments.spec import RunsOfACommand
 from fedpriv.files import Damaged, check_place, load_json, save_json, write_atomically
 from fedpriv.frontier.decision import Trade, most_accurate, nearest, pareto_optimal, trade
 from fedpriv.frontier.grid import Defence, Point, grid, point
@@ -102,17 +102,6 @@ class Plan:
         return point(self.base, method, defence, self.where)
 
 
-@dataclass(frozen=True)
-class _Runs(Experiment):
-    """Points as runs, all in one folder."""
-
-    def run_dir(self, runs_dir: Path, label: str, seed: int) -> Path:
-        return runs_dir / f"{label}-s{seed}"
-
-    def result_file(self, label: str, seed: int) -> Path:
-        return self.path.parent / "results" / f"{label}-s{seed}.json"
-
-
 def frontier(plan: Plan, folder: Path, say: Say) -> Frontier:
     """Train and audit what is not done yet, and write ``frontier.json``, ``.md``, ``.png`` and the audits' page into a folder.
 
@@ -175,7 +164,7 @@ class _Trials:
         """Train and audit points with a seed."""
         self._points |= {each.label: each for each in points}
         configs = {each.label: each.config for each in points}
-        runs = _Runs(self.folder / "frontier.yaml", "frontier", None, configs, (seed,), None, (), (), ())
+        runs = RunsOfACommand(self.folder / "frontier.yaml", "frontier", None, configs, (seed,), None, (), (), ())
         for each in points:
             _check_earlier(each, RunFolder(self.run_dir(each.label, seed)), runs.result_file(each.label, seed))
         for outcome in run_all(runs, self.folder / "runs", self.plan.jobs, say=self.say, allow_dirty=True):

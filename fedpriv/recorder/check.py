@@ -48,8 +48,10 @@ def check(record: Recorded) -> Contents:
         UsageError: it is no record.
     """
     answers = record.answered()
-    with_samples = {client for client in record.clients if record.truth(client) is not None}
-    sent = [(round, client) for round, client in answers if (round, client, "down") in record.lines]
+    with_samples = {client for client in record.clients if record.has_truth(client)}
+    for name in dict.fromkeys(name for client in record.clients for name in record.behind(client)):
+        record.truth(name)  # reads it
+    sent = [(round, client) for round, client in answers if record.received(round, client) is not None]
     for round, client in answers:
         for direction in ("down", "up"):
             record.tensors(round, client, direction)  # reads it, and its checksum
@@ -65,17 +67,26 @@ def check(record: Recorded) -> Contents:
 
 
 def _abilities(record: Recorded, has_downloads: bool, has_samples: bool) -> Iterator[Ability]:
-    training, public = record.facts.training, record.public()
+    facts, public = record.facts, record.public()
     base = [] if has_downloads else ["what clients were sent (record.sent)"]
     base += [] if has_samples else ["the samples of some clients (record.truth)"]
-    schedule = [] if training.lr is not None and training.optimizer == "sgd" else ["training: lr of sgd"]
-    schedule += [] if training.local_epochs or training.local_steps else ["training: local_epochs or local_steps"]
     if any(line.kind == "gradient" for line in record.lines.values()):
-        schedule = []
-    yield Ability("samples: images behind the messages", (*base, *schedule))
+        steps, unknown = [], [] if facts.training.loss == "cross_entropy" else ["a loss of cross_entropy"]
+    else:
+        unknown = list(facts.training.unknown())
+        steps = [what for what in unknown if what in ("lr", "local_epochs or local_steps")]
+        steps += ["an optimizer of sgd"] if facts.training.optimizer != "sgd" else []
+    if facts.transforms is None:
+        unknown.append("transforms, what uploads went through")
+    schedule, repeated = [f"training: {what}" for what in steps], [f"training: {what}" for what in unknown]
+    yield Ability(f"samples: {facts.samples} behind the messages", (*base, *schedule))
     yield Ability("classes: the labels of clients, counted", (*base, *schedule))
+    if record.sums:
+        yield Ability("single samples", ("answers of single clients, in place of sums",))
+    else:
+        yield Ability("single samples: simulated clients that hold one sample each", (*base, *repeated))
     fewest = [] if public is None else Counter(public["labels"].tolist()).values()
-    enough = public is not None and len(fewest) > 0 and max(fewest) >= 2
+    enough = len(fewest) > 0 and max(fewest) >= 2
     others = [] if enough else ["samples that are no client's, two or more of a class (record.public)"]
-    yield Ability("membership: whether given samples are a client's", (*base, *schedule, *others))
-    yield Ability("the net, from its name", () if record.facts.net else ("net: package.module:Name, or give it to the audit",))
+    yield Ability("membership: whether given samples are a client's, with shadow models", (*base, *repeated, *others))
+    yield Ability("the net, from its name", () if facts.net else ("net: package.module:Name, or give it to the audit",))

@@ -177,7 +177,7 @@ class Line:
         sha256: of the file (hex).
         num_examples: the samples that a client says it trained on.
         nbytes: what the transport carried; ``None``: not known.
-        epsilon: what the client has spent with this answer, where it accounts for differential privacy.
+        epsilon, delta: what the client has spent with this answer, where it accounts for differential privacy.
         members: whose answers were summed, where the server learns only their sum; the tensors are then the mean of what they
             sent, weighted by their samples, and ``num_examples`` is of all of them.
     """
@@ -191,6 +191,7 @@ class Line:
     num_examples: int | None = None
     nbytes: int | None = None
     epsilon: float | None = None
+    delta: float | None = None
     members: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import re
+import struct
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -42,6 +44,7 @@ class Recording:
     def __init__(self, folder: str | os.PathLike[str], facts: Facts) -> None:
         self.folder, self.facts = Path(folder), facts
         self._ended = False
+        self._sent = b"", ""
         self._begin()
 
     def _begin(self) -> None:
@@ -80,15 +83,16 @@ class Recording:
         num_examples: int | None = None,
         nbytes: int | None = None,
         epsilon: float | None = None,
+        delta: float | None = None,
     ) -> None:
         """Record what a client sent back.
 
         Args:
             kind: new weights, the change of the weights (after minus before), or the gradient of the mean loss.
             num_examples: the number of samples that it says it trained on.
-            epsilon: what it has spent with this answer, where it accounts for differential privacy.
+            epsilon, delta: what it has spent with this answer, where it accounts for differential privacy of its whole data.
         """
-        self._message("up", round, client, tensors, kind, num_examples, nbytes, epsilon)
+        self._message("up", round, client, tensors, kind, num_examples, nbytes, epsilon, delta)
 
     def summed(
         self,
@@ -141,17 +145,23 @@ class Recording:
         num_examples: int | None,
         nbytes: int | None,
         epsilon: float | None = None,
+        delta: float | None = None,
         members: tuple[str, ...] = (),
     ) -> None:
         if self._ended:
             return
         data = _packed(tensors)
-        digest = hashlib.sha256(data).hexdigest()
+        before, known = self._sent
+        is_new = direction == "up" or data != before  # one download is for many clients
+        digest = hashlib.sha256(data).hexdigest() if is_new else known
         file = f"{layout.MESSAGES}/{digest}.safetensors"
-        line = Line(round, str(client), direction, kind, file, digest, num_examples, nbytes, epsilon, members)
+        line = Line(round, str(client), direction, kind, file, digest, num_examples, nbytes, epsilon, delta, members)
         try:
-            self._write(self.folder / line.file, data)
+            if is_new:
+                self._write(self.folder / line.file, data)
             self._append(layout.to_text(line))
+            if direction == "down":
+                self._sent = data, digest
         except OSError as error:
             self._end(error)
 
@@ -164,15 +174,20 @@ class Recording:
         check_samples(both, str(path.name), self.facts)
         try:
             path.parent.mkdir(exist_ok=True)
-            self._write(path, _packed(both))
+            data = _packed(both)
+            if not path.exists() or path.read_bytes() != data:
+                self._replace(path, data)
         except OSError as error:
             self._end(error)
 
     @staticmethod
     def _write(path: Path, data: bytes) -> None:
         """Write a file whose name is that of its content, unless it is there: a download is the same for all clients."""
-        if path.exists() and path.stat().st_size == len(data):
-            return
+        if not path.exists() or path.stat().st_size != len(data):
+            Recording._replace(path, data)
+
+    @staticmethod
+    def _replace(path: Path, data: bytes) -> None:
         part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
         try:
             part.write_bytes(data)
@@ -240,25 +255,33 @@ def check_samples(tensors: Mapping[str, Tensor], where: str, facts: Facts) -> No
 
 
 def _packed(tensors: Tensors) -> bytes:
-    import safetensors.torch
+    """A file of safetensors. Its own writer checks each tensor first, which takes longer than the rest of a small message.
+
+    Raises:
+        UsageError: a tensor is of a type that such files do not have.
+    """
     import torch
 
+    from fedpriv.wire.sealing import CODES
+
+    codes = {dtype: code for code, dtype in CODES.items()}
     named = tensors if isinstance(tensors, Mapping) else {str(number): tensor for number, tensor in enumerate(tensors)}
     stored = {name: torch.as_tensor(_array(tensor)).detach().cpu().contiguous() for name, tensor in named.items()}
-    return safetensors.torch.save(_apart(stored))
+    header, parts, end = dict[str, object](), list[Any](), 0
+    for name, tensor in sorted(stored.items(), key=lambda item: -item[1].itemsize):  # each begins at a multiple of its size
+        if tensor.dtype not in codes:
+            raise UsageError(f"tensor {name} is of {tensor.dtype}, which safetensors does not store")
+        parts.append(tensor.reshape(-1).view(torch.uint8).numpy())
+        header[name] = {
+            "dtype": codes[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [end, end := end + tensor.nbytes],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([struct.pack("<Q", len(text)), text, *parts])
 
 
 def _array(tensor: Any) -> Any:
     numpy = getattr(tensor, "numpy", None)
     return numpy() if callable(numpy) and not hasattr(tensor, "detach") else tensor  # Flower's arrays
-
-
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of which no two share memory, which safetensors does not take."""
-    seen = set[int]()
-    for name, tensor in tensors.items():
-        place = tensor.untyped_storage().data_ptr()
-        if place in seen:
-            tensors[name] = tensor.clone()
-        seen.add(place)
-    return tensors

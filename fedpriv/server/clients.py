@@ -42,6 +42,9 @@ class Instruction:
 class Clients(PrivateStates, ABC):
     """All clients of a run, as the server reaches them."""
 
+    vacant: Collection[int] = ()
+    """Numbers of a run that have no client, so that nothing is sent to them."""
+
     @abstractmethod
     def welcome(self, broadcast: Sealed) -> None:
         """Send the initial model to every client. Called again after a resume, as a client may have been restarted as well."""

@@ -110,7 +110,7 @@ class Server:
             self.keep_payload("statistics", crossed.message)
         self.state = method.start(self.agreement.initial.clone())
         if (broadcast := self._broadcast(self.state)) is not None:
-            for _ in range(self.config.data.clients):
+            for _ in range(self.config.data.clients - len(self.clients.vacant)):
                 self._tap("down", broadcast)
             self.keep_payload("down", broadcast)
             self.clients.welcome(broadcast)

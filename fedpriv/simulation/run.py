@@ -337,8 +337,8 @@ def _confusion(simulation: Simulation) -> tuple[Confusion, Sequence[str]]:
 def _chance(federation: Federation) -> Chance:
     """What a constant answer scores in the clients' tests."""
     tests, task = (federation.data, federation.method, federation.config), federation.agreement.declared.task
-    guessed = chance(*tests, task.count) if isinstance(task, Classes) else (None, None)
-    return Chance(*guessed, constant_scores(*tests, task))
+    accuracy, samples = chance(*tests, task.count) if isinstance(task, Classes) else (None, None)
+    return Chance(accuracy, samples, constant_scores(*tests, task))
 
 
 def _profile(federation: Federation, began: float) -> Profile:

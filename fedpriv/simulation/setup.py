@@ -315,10 +315,10 @@ def prepared_inputs(parts: Read, statistics: Gathered | None = None) -> Loaded:
 
 def partition_dataset(dataset: Dataset, config: RunConfig) -> Partition:
     """The partition of a data set as the config says."""
-    labels = [strata.numpy() for strata in dataset.strata]
+    train, test = (strata.numpy() for strata in dataset.strata)
     owners = owners_of(config.data, dataset.owners)
     names = dataset.classes
-    return make_partition(*labels, len(names), config.data, config.data.partition.seed or 0, owners, names)
+    return make_partition(train, test, len(names), config.data, config.data.partition.seed or 0, owners, names)
 
 
 def resolve(config: RunConfig, default_model: str | None, suggestions: Mapping[str, Any] | None = None) -> RunConfig:

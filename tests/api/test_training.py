@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
 from click.testing import CliRunner
 
 import fedpriv
-from fedpriv.api.keys import KEYS, SHORTHANDS, config_of
+from fedpriv.api.keys import KEYS, SHORTHANDS, Keys, config_of
 from fedpriv.cli import main
 from fedpriv.cli.options import _DATA_FLAGS, _RUN_FLAGS
+from fedpriv.config import RunConfig
 from fedpriv.server.rounds import Server
 from fedpriv.tracking import ForeignStore
 from tests.api.conftest import SMALL
@@ -36,6 +38,22 @@ def test_every_public_name_is_there() -> None:
 
 def test_short_names_are_the_options_of_the_command() -> None:
     assert {flag.replace("-", "_") for flag in (*_RUN_FLAGS, *_DATA_FLAGS)} == KEYS.keys() - {"roles"}
+
+
+def test_every_key_has_a_type() -> None:
+    """Sections that have a short name of their own (``method``) stand for both."""
+    assert Keys.__annotations__.keys() == {*KEYS, *SHORTHANDS, *RunConfig.model_fields}
+    hints = get_type_hints(Keys, {"Mapping": Mapping, "Sequence": Sequence, "Callable": Callable})
+    for name in ("tune", "selection", "optimizer", "dp", "executor", "compile"):
+        section, _, key = KEYS[name].partition(".")
+        annotation = RunConfig.model_fields[section].annotation.model_fields[key].annotation  # type: ignore[union-attr]
+        assert named(hints[name]) == named(annotation), name
+
+
+def named(annotation: Any) -> set[Any]:
+    """The names that an annotation allows, in any of its parts."""
+    parts = get_args(annotation)
+    return set(parts) if get_origin(annotation) is Literal else set().union(*map(named, parts))
 
 
 def test_the_same_run_as_on_the_command_line(run: fedpriv.Run, here: Path) -> None:

@@ -73,3 +73,15 @@ def test_runs_with_bad_clients_are_not_audited(tmp_path: Path) -> None:
 def test_a_method_that_merges_nothing_refuses_them() -> None:
     with pytest.raises(UsageError, match="merges nothing"):
         build(load_config(None, {**SMALL, **HALF, "method.name": "local"}))
+
+
+def test_numbers_cannot_be_flipped(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("age,stay\n" + "\n".join(f"{i},{i * 0.5 + 0.1}" for i in range(60)))
+    table = {**HALF, "data.name": str(tmp_path / "t.csv"), "data.task": "regression", "data.label": "stay"}
+    with pytest.raises(UsageError, match="flips classes"):
+        build(
+            load_config(
+                None,
+                {**SMALL, **table, "data.limit": None, "data.partition.name": "iid", "model.name": None, "method.name": "fedavg"},
+            )
+        )

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fedpriv.deploy.operation import bounds
+from fedpriv.deploy.operation.counters import Counters
 
 MIB = 2**20
 
@@ -55,7 +56,7 @@ def ask(
     scope = {"type": "http", "path": path, "headers": headers, "app": None, "client": (peer, 1), "server": ("198.51.100.1", 2)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(link, "registered_key", login)
-        asyncio.run(link.Guard(app)(scope, receive, send))
+        asyncio.run(link.Guard(app, Counters(None))(scope, receive, send))
     return answers[0]["status"], read
 
 
@@ -89,7 +90,7 @@ def test_bodies_wait_for_room_and_one_key_leaves_some_for_others() -> None:
     from fedpriv.deploy.flower.link import Guard
 
     async def scenario() -> list[str]:
-        guard, entered, leave = Guard(None), list[str](), asyncio.Event()  # type: ignore[arg-type]
+        guard, entered, leave = Guard(None, Counters(None)), list[str](), asyncio.Event()  # type: ignore[arg-type]
 
         async def body(name: str, key: bytes, size: int) -> None:
             async with guard._room(key, size):
@@ -106,6 +107,29 @@ def test_bodies_wait_for_room_and_one_key_leaves_some_for_others() -> None:
         return before
 
     assert asyncio.run(scenario()) == ["greedy 0", "greedy 1", "honest"]
+
+
+@pytest.mark.extra("deploy")
+def test_a_reply_in_another_node_s_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastapi import HTTPException
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.proto.message_pb2 import Message, Metadata
+    from flwr.proto.node_pb2 import Node
+    from flwr.superlink.servicer.fleet import fleet_handlers
+
+    from fedpriv.deploy.flower.internals import check_senders
+
+    passed = list[Any]()
+    monkeypatch.setattr(fleet_handlers, "push_messages", lambda request, state: passed.append(request))
+    check_senders()
+    for sender in (7, 8):
+        request = PushMessagesRequest(node=Node(node_id=7), messages_list=[Message(metadata=Metadata(src_node_id=sender))])
+        if sender == 7:
+            fleet_handlers.push_messages(request=request, state=None)  # type: ignore[arg-type]
+        else:
+            with pytest.raises(HTTPException, match="403"):
+                fleet_handlers.push_messages(request=request, state=None)  # type: ignore[arg-type]
+    assert [request.messages_list[0].metadata.src_node_id for request in passed] == [7]
 
 
 def status_of(pid: int, name: str) -> int:

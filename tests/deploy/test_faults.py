@@ -21,7 +21,7 @@ from fedpriv.deploy.frames import Envelope, Frame
 from fedpriv.deploy.handshake import HANDSHAKE, code_version
 from fedpriv.deploy.remote_clients import RemoteClients
 from fedpriv.deploy.server_run import DECLARED, STOP
-from fedpriv.deploy.transport import NOT_SENT
+from fedpriv.deploy.transport import NOT_CONNECTED, NotSent
 from fedpriv.errors import ClientDiverged, FedprivError, UsageError
 from fedpriv.files import Damaged, load_json, save_json
 from fedpriv.storage.run_folder import RunFolder
@@ -701,7 +701,11 @@ def test_a_refusal_is_one_short_line(tmp_path: Path) -> None:
 
 def test_absent_clients_cost_no_bytes_and_are_named(tmp_path: Path) -> None:
     def spoil(asked: str, round: int, client: int, answer: Any) -> list[Any]:
-        away = {("train", 2): NOT_SENT, ("test", 3): NOT_SENT, ("train", 3): f"{NOT_SENT} any more"}
+        away = {
+            ("train", 2): NotSent(NOT_CONNECTED),
+            ("test", 3): NotSent(NOT_CONNECTED),
+            ("train", 3): f"{NOT_CONNECTED} any more",
+        }
         return [away.get((asked, client), answer)]
 
     settings = {**FOUR, "train.rounds": 1}
@@ -710,7 +714,7 @@ def test_absent_clients_cost_no_bytes_and_are_named(tmp_path: Path) -> None:
     whole = play(tmp_path / "whole", "fedavg", **settings).folder.records()[1]
     assert record["metrics"]["bytes_down"] == whole["metrics"]["bytes_down"] // 4 * 3
     assert record["metrics"]["bytes_down_tests"] == record["metrics"]["bytes_down"]
-    assert record["untested"] == [{"client": 3, "reason": NOT_SENT}] and record["metrics"]["untested"] == 1
+    assert record["untested"] == [{"client": 3, "reason": NOT_CONNECTED}] and record["metrics"]["untested"] == 1
     assert [refusal["client"] for refusal in record["missing"]] == [2, 3]
 
 

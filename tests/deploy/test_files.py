@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.utils
 import http.server
+import json
 import socket
 import ssl
 import sys
@@ -126,7 +127,7 @@ def test_resume_cancels_an_earlier_stop(tmp_path: Path, fedpriv: Callable[..., R
     (folder.path / STOP).touch()
     assert fedpriv("deploy", "resume", folder.path).exit_code == 1, "no server"
     assert (folder.path / STOP).exists() and not any(paths.requests.iterdir())
-    monkeypatch.setattr("fedpriv.cli.deploy._link", lambda paths: None)
+    monkeypatch.setattr("fedpriv.cli.deploy.link_of", lambda paths: None)
     monkeypatch.setattr("fedpriv.cli.deploy._follow", lambda *of: None)
     assert fedpriv("deploy", "resume", folder.path).exit_code == 0 and not (folder.path / STOP).exists()
 
@@ -203,7 +204,7 @@ def test_run_names_the_clients_it_waits_for(deployment: DeploymentPaths, capsys:
 
 
 @needs_flower
-def test_run_warns_once_that_the_server_is_away(
+def test_run_says_once_that_the_server_is_away_and_that_it_is_back(
     deployment: DeploymentPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warnings: list[str] = []
@@ -215,7 +216,8 @@ def test_run_warns_once_that_the_server_is_away(
     monkeypatch.setattr("time.monotonic", count(0, 6).__next__)
     follow = lambda alive, *of: [alive() for _ in range(5)] != []  # noqa: E731
     _follow(deployment, link, SimpleNamespace(run_dir=folder.path, path=folder.path, follow=follow), detach=False)
-    assert len(warnings) == 2 and all("the server does not answer any more" in text for text in warnings)
+    away, back = "the server does not answer any more", "the server answers again"
+    assert [next(text for text in (away, back) if text in line) for line in warnings] == [away, back, away]
 
 
 @needs_flower
@@ -225,7 +227,7 @@ def test_status_shows_runs_and_failed_requests(
     from fedpriv.deploy.flower.requests import Request
 
     paths = make(tmp_path / "d", 1, "localhost")
-    monkeypatch.setattr("fedpriv.cli.deploy._link", lambda paths: SimpleNamespace(nodes=list))
+    monkeypatch.setattr("fedpriv.cli.deploy_members.link_of", lambda paths: SimpleNamespace(nodes=list))
     with RunFolder.begin(load_config(None, {"run_dir": str(paths.runs / "begun")}), paths.runs) as folder:
         folder.update_facts(status="running")
         for name in ("begun", "never"):
@@ -238,6 +240,7 @@ def test_status_shows_runs_and_failed_requests(
     assert ended.exit_code == 2 and "Ctrl-C stops a simulation" in ended.stderr and not (folder.path / STOP).exists()
     folder.update_facts(deployed={})
     ended = fedpriv("deploy", "stop", folder.path)
+    assert not paths.journal.exists(), "nothing was stopped"
     assert ended.exit_code == 2 and "is killed, not running; `fedpriv deploy resume" in ended.stderr
 
 
@@ -332,6 +335,7 @@ def test_a_certificate_that_has_expired_is_renewed(
     for host in ("server.example.org", "localhost", "127.0.0.1"):
         certificates.check_handshake(paths.certificate, paths.key, paths.authority, host)
     after = {path: path.read_bytes() for path in paths.path.rglob("*") if path.is_file()}
+    assert json.loads(after.pop(paths.journal))["did"] == "renew"
     assert after.keys() == before.keys()
     assert {path for path in after if after[path] != before[path]} == {paths.certificate, paths.key}
     assert paths.key.stat().st_mode & 0o777 == 0o600

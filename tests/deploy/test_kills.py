@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from fedpriv.deploy.operation.members import Members
 from fedpriv.storage.payloads import PayloadStore
 from fedpriv.storage.run_folder import RunFolder
-from tests.deploy.apart import ALL_KEPT, agree
+from tests.deploy.apart import ALL_KEPT, agree, hashes, records
 from tests.deploy.unreliable import KINDS, Unreliable, drawn, play_through
 from tests.marks import slow_but
 from tests.simulation.conftest import Reference
@@ -40,9 +41,9 @@ def same(tmp_path: Path, whole: Path, method: str, plan: dict[int, str]) -> Unre
     """Play a run by a plan, and compare it with one without faults."""
     network, _ = play_through(tmp_path / "run", config(method, **SETTINGS), plan)
     agree(tmp_path / "run", whole)
-    records = RunFolder.open(tmp_path / "run").records()
-    assert [record["round"] for record in records] == list(range(ROUNDS + 1))
-    assert not any("missing" in record or "refused" in record for record in records)
+    lines = RunFolder.open(tmp_path / "run").records()
+    assert [line["round"] for line in lines] == list(range(ROUNDS + 1))
+    assert not any("missing" in line or "refused" in line for line in lines)
     return network
 
 
@@ -52,6 +53,32 @@ def test_kills_by_chance(tmp_path: Path, reference: Reference, seed: int, method
     network = same(tmp_path, reference(method, **SETTINGS), method, plan)
     roles = Counter(role for kind in network.happened for role, kinds in KINDS.items() if kind in kinds)
     assert len(roles) == 3 and roles.total() == KILLS
+
+
+@pytest.mark.parametrize(("seed", "method"), slow_but([0], list(enumerate(METHODS))))
+def test_kills_while_a_member_comes_and_another_goes(tmp_path: Path, seed: int, method: str) -> None:
+    """The run ends like one with the same members and without kills: no round is lost, none is played twice."""
+
+    def played(name: str, plan: dict[int, str]) -> tuple[Unreliable, Path]:
+        members = Members(tmp_path / f"{name}.json", CLIENTS)
+
+        def change(network: Unreliable, record: dict[str, Any]) -> None:
+            if record["round"] == 1:
+                members.add(members.next("late"))
+                members.remove(members.named("client-3"))
+
+        return play_through(tmp_path / name, config(method, **SETTINGS), plan, change, members)[0], tmp_path / name
+
+    plan = {at + CLIENTS: kind for at, kind in drawn(100 + seed, KILLS, len(FRAMES) - 2 * ROUNDS).items()}
+    _, quiet = played("quiet", {})
+    network, killed = played("killed", plan)
+    state = ("checkpoints/server-*.safetensors", "payloads/*/*", "weights/*")
+    assert hashes(killed, *state) == hashes(quiet, *state) and records(killed) == records(quiet)
+    lines = RunFolder.open(killed).records()
+    assert [line["round"] for line in lines] == list(range(ROUNDS + 1)) and "missing" not in lines[1]
+    for line in lines[2:]:
+        assert [entry["client"] for entry in line["missing"]] == [3] and "it was removed at" in line["missing"][0]["reason"]
+    assert len(network.happened) == KILLS
 
 
 @pytest.mark.parametrize("kind", slow_but(["sealing"], [kind for kinds in KINDS.values() for kind in kinds]))
@@ -74,8 +101,8 @@ def test_rounds_with_a_third_of_the_clients_away(tmp_path: Path) -> None:
 
     _, warnings = play_through(tmp_path / "run", config("fedavg", **settings), {}, leave)
     folder = RunFolder.open(tmp_path / "run")
-    records, kept = folder.records(), PayloadStore.of(folder)
-    for record in records[2:]:  # who is away is set after a round
+    kept = PayloadStore.of(folder)
+    for record in folder.records()[2:]:  # who is away is set after a round
         round = record["round"]
         here = sorted(set(range(10)) - gone(round))
         reason = "its node is not connected"

@@ -68,7 +68,7 @@ def test_clients_of_the_data_become_the_partition(tmp_path: Path) -> None:
     chosen = config("fedavg", **{**SETTINGS, "data.name": str(tmp_path / "data"), "data.limit": None, "train.rounds": 1})
     (tmp_path / "requests").mkdir()
     request = Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60)
-    request.play(lambda clients: Loopback(client_nodes(tmp_path / "run-clients", chosen)))
+    request.play(lambda clients, removed: Loopback(client_nodes(tmp_path / "run-clients", chosen)))
     folder = RunFolder.open(tmp_path / "run")
     assert folder.config().data.partition.name == "given" and request.ended == {"finished": True}
     assert [record.get("refused") for record in folder.records()] == [None, None]
@@ -86,17 +86,17 @@ def test_a_second_app_continues_the_run_of_the_first(tmp_path: Path) -> None:
 
     def second() -> None:
         doomed.other.set()
-        Request(request.path).play(lambda clients: Loopback(here) if first_ended.wait(60) else doomed)
+        Request(request.path).play(lambda clients, removed: Loopback(here) if first_ended.wait(60) else doomed)
 
     other = threading.Thread(target=second)
     with pytest.raises(GivenUp):
-        request.play(lambda clients: (other.start(), doomed)[1])
+        request.play(lambda clients, removed: (other.start(), doomed)[1])
     assert request.ended is None, "a run that may go on has not ended"
     first_ended.set()
     other.join(120)
     assert request.ended == {"finished": True}
     agree(tmp_path / "run", tmp_path / "whole")
-    request.play(lambda clients: pytest.fail("it is played once"))
+    request.play(lambda clients, removed: pytest.fail("it is played once"))
 
 
 def test_follow_reports_rounds_and_warnings(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_follow_reports_rounds_and_warnings(tmp_path: Path) -> None:
     chosen = config("fedavg", **{**SETTINGS, "train.rounds": 1, "train.max_update_norm": 1e-6})
     (tmp_path / "requests").mkdir()
     request = Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60)
-    request.play(lambda clients: Loopback(client_nodes(tmp_path / "run-clients", chosen)))
+    request.play(lambda clients, removed: Loopback(client_nodes(tmp_path / "run-clients", chosen)))
     warnings: list[str] = []
     assert request.follow(lambda: None, lambda record: None, warnings.append)
     assert [text for text in warnings if "what client 2 sent is refused" in text], warnings
@@ -125,7 +125,7 @@ def test_a_full_disk_at_a_warning_ends_no_run(
         return real(path, mode, *args, **kwargs)
 
     monkeypatch.setattr(Path, "open", full)
-    request.play(lambda clients: Loopback(client_nodes(tmp_path / "run-clients", chosen)))
+    request.play(lambda clients, removed: Loopback(client_nodes(tmp_path / "run-clients", chosen)))
     assert request.ended == {"finished": True}
     assert "what client 0 sent is refused" in capsys.readouterr().err
 
@@ -154,7 +154,7 @@ def test_a_deployment_that_was_moved_or_copied_plays_its_own_run(tmp_path: Path,
     getattr(shutil, how)(first, tmp_path / "second")
     (request,) = Request.interrupted(tmp_path / "second" / "requests")
     assert request.run_dir == tmp_path / "second" / "runs" / "run"
-    request.play(lambda clients: Loopback(client_nodes(tmp_path / "clients", chosen)))
+    request.play(lambda clients, removed: Loopback(client_nodes(tmp_path / "clients", chosen)))
     assert request.ended == {"finished": True}
     assert RunFolder.open(tmp_path / "second" / "runs" / "run").summary() is not None
     assert not (first / "runs" / "run" / "config.yaml").exists()
@@ -170,9 +170,9 @@ def test_a_run_killed_at_its_start_is_started_again(tmp_path: Path, name: str) -
     request = Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60)
     assert Request.interrupted(tmp_path / "requests") == []
     with patch.object(server_run, name, side_effect=SystemExit), pytest.raises(SystemExit):  # notes nothing, as a kill
-        request.play(lambda clients: grid)
+        request.play(lambda clients, removed: grid)
     assert request.ended is None and Request.interrupted(tmp_path / "requests") == [request]
-    request.play(lambda clients: grid)
+    request.play(lambda clients, removed: grid)
     assert request.ended == {"finished": True} and Request.interrupted(tmp_path / "requests") == []
     agree(tmp_path / "run", tmp_path / "whole")
 
@@ -183,7 +183,7 @@ def test_another_run_in_the_folder_is_not_deleted(tmp_path: Path) -> None:
     request._begun.touch()
     play(tmp_path / "run", "fedavg", **{**SETTINGS, "train.rounds": 1})
     with pytest.raises(UsageError, match="holds a run already"):
-        request.play(lambda clients: Loopback(client_nodes(tmp_path / "run-clients", chosen)))
+        request.play(lambda clients, removed: Loopback(client_nodes(tmp_path / "run-clients", chosen)))
     assert RunFolder.open(tmp_path / "run").summary() is not None
 
 
@@ -224,9 +224,9 @@ def test_a_new_request_refuses_an_existing_run(tmp_path: Path) -> None:
     chosen = config("fedavg", **{**SETTINGS, "train.rounds": 1})
     grid = Loopback(client_nodes(tmp_path / "run-clients", chosen))
     (tmp_path / "requests").mkdir()
-    Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60).play(lambda clients: grid)
+    Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60).play(lambda clients, removed: grid)
     again = Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60)
     with pytest.raises(UsageError, match="holds a run already"):
-        again.play(lambda clients: grid)
+        again.play(lambda clients, removed: grid)
     ended = again.ended
     assert ended is not None and "holds a run already" in ended["error"]

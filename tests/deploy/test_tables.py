@@ -165,6 +165,13 @@ def test_a_column_that_no_hospital_fills_is_no_feature(hospitals: Path, tmp_path
     agree(apart(hospitals, tmp_path / "apart"), whole(hospitals, tmp_path / "whole"))
 
 
+def test_a_level_of_test_rows_alone_has_no_entry(hospitals: Path, tmp_path: Path) -> None:
+    write(hospitals / "north" / "test.csv", rows(1, sex="unknown")[30:])
+    run = apart(hospitals, tmp_path / "apart")
+    agree(run, whole(hospitals, tmp_path / "whole"))
+    assert "unknown" not in encoding(run)["columns"][1]["levels"]
+
+
 def test_an_infinite_number_stays_in_the_clients_log(hospitals: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(hospitals / "north" / "train.csv", [*rows(1)[:30], "P1-99,inf,f,120,no"])
     with pytest.raises(UsageError, match=r"train\.csv, line 32: column 'age' is inf"):

@@ -17,6 +17,7 @@ from fedpriv.config import RunConfig
 from fedpriv.deploy import transport
 from fedpriv.deploy.client.client_node import ClientNode
 from fedpriv.deploy.frames import Frame
+from fedpriv.deploy.operation.members import Members
 from fedpriv.deploy.server_run import DECLARED, resume, start
 from fedpriv.deploy.transport import Lost, Transport
 from fedpriv.storage.run_folder import RunFolder
@@ -186,8 +187,15 @@ def drawn(seed: int, kills: int, frames: int) -> dict[int, str]:
     return {place: draw.choice(KINDS[draw.choice(list(KINDS))]) for place in draw.sample(range(frames), kills)}
 
 
-def play_through(folder: Path, config: RunConfig, plan: Mapping[int, str], on_round: Any = None) -> tuple[Unreliable, list[str]]:
-    """A run to its end, resumed as often as its server is killed; its network, and the warnings."""
+def play_through(
+    folder: Path, config: RunConfig, plan: Mapping[int, str], on_round: Any = None, members: Members | None = None
+) -> tuple[Unreliable, list[str]]:
+    """A run to its end, resumed as often as its server is killed; its network, and the warnings.
+
+    Args:
+        members: of the deployment; ``None``: none comes or goes.
+    """
+    here, removed = ((), dict) if members is None else (members.present(), members.removed)
     clock, warnings = Clock(), list[str]()
     network = Unreliable(folder.parent / f"{folder.name}-clients", config, plan, clock)
 
@@ -203,9 +211,10 @@ def play_through(folder: Path, config: RunConfig, plan: Mapping[int, str], on_ro
             arguments: Any = (60.0, lambda *of: None, after, warnings.append)
             try:
                 if (folder / DECLARED).exists():
-                    resume(folder, Transport(network), *arguments)
+                    resume(folder, Transport(network, removed), *arguments)
                 else:
-                    start(config.model_copy(update={"run_dir": folder}), folder.parent, Transport(network), *arguments)
+                    named = config.model_copy(update={"run_dir": folder})
+                    start(named, folder.parent, Transport(network, removed), *arguments, members=here)
             except Killed:
                 continue
     return network, warnings

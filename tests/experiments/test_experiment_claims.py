@@ -10,8 +10,9 @@ import pytest
 from made_results import FIVE, first_claim, judged, write_result, write_yaml
 
 from fedpriv.config import load_config
+from fedpriv.evaluation.intervals import mean_interval
 from fedpriv.experiments import Result
-from fedpriv.experiments.claims import decide, mean_interval, metric
+from fedpriv.experiments.claims import decide, metric
 from fedpriv.experiments.results import difference
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from fedpriv.audit.record.sums import record_of
 from fedpriv.audit.record.traffic import knowledge
 from fedpriv.deploy.frames import Frame
-from fedpriv.deploy.transport import NOT_SENT
+from fedpriv.deploy.transport import NOT_CONNECTED, NotSent
 from fedpriv.errors import FedprivError
 from fedpriv.methods.mpfedcon import CLASSES, COUNTS, HOLDERS
 from fedpriv.secure import messages
@@ -650,7 +650,7 @@ class Leaving(Loopback):
         there = dict(frames)
         if round == 1 and 4 in frames and frames[4].entries[-1]["do"] == "step" and unseal(frames[4].parts[-1]).kind == "letters":
             del there[4]
-            yield 4, NOT_SENT
+            yield 4, NotSent(NOT_CONNECTED)
         if round == 1:
             last = [frame.parts[-1] for frame in there.values() if frame.entries[-1]["do"] in ("train", "step")]
             self.carried += sum(map(len, last))

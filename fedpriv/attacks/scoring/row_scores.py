@@ -156,7 +156,9 @@ def _nearer(row: Tensor, true: Tensor, others: Tensor, encoding: RowEncoding) ->
         return 1.0
     share, largest = 1.0, float((row - true)[there].abs().max())
     for at in there:
-        steps, distances = torch.cat([others[:, at], true[at : at + 1]]).unique().diff(), (others[:, at] - row[at]).abs()
+        values, distances = torch.cat([others[:, at], true[at : at + 1]]).sort().values, (others[:, at] - row[at]).abs()
+        steps = values.diff()
+        steps = steps[steps > 0]
         step = float(steps.min()) if len(steps) else torch.inf
         alike = int((distances <= largest).sum()) / max(1, int((distances <= TOLERANCE).sum()))
         share *= max(alike, min(1.0, max(largest, step / 2) / TOLERANCE))

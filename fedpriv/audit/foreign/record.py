@@ -74,6 +74,7 @@ class FolderRecord(RecordedSamples):
             raise UsageError(f"{folder}: the net returns {self.net.classes} logits, and the record has {facts.classes} classes")
         self.text = None if self.encoder is None else facts_of(self.net, self.encoder, facts.input_shape[0])
         self.transforms: Sequence[Transform] = build_transforms(facts.transforms or ())
+        self.delta = max((line.delta for line in self.recorded.lines.values() if line.delta is not None), default=self.delta)
         self.summed = bool(self.recorded.sums)
         if self.summed and len(self.recorded.sums) < len(self.recorded.clients):
             raise UsageError(f"{folder} holds sums and answers of single clients; record each into a folder of its own")

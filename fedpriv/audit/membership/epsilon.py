@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedpriv.attacks.inference.canaries import canary_bounds
@@ -36,9 +37,6 @@ def epsilon_bounds(
             confidence at which all of them hold simultaneously (Bonferroni).
     """
     privacy = federation.config.privacy
-    each = 1 - (1 - CONFIDENCE) / len(scores)
-    one_run = [epsilon_from_one_run(values, members, privacy.delta, each, seed) for values in scores]
-    by_rates = [epsilon_from_rates(values, members, privacy.delta, each, seed).epsilon for values in scores]
     last = federation.config.train.rounds
 
     def upper(first: int, final: int) -> float | None:
@@ -47,17 +45,30 @@ def epsilon_bounds(
         planned = plans(federation.agreement, federation.data.sizes, federation.data.partition, range(first, final + 1), clients)
         return largest_epsilon((history_of(privacy.noise or 0.0, plan) for plan in planned), privacy.delta, privacy.accountant)[0]
 
+    return replace(
+        lower_bounds(scores, members, privacy.delta, seed, _ABOUT[privacy.level]),
+        upper_update=upper(round, round),
+        upper_so_far=upper(1, round),
+        upper_run=upper(1, last),
+    )
+
+
+def lower_bounds(scores: Sequence[Array], members: Mask, delta: float, seed: int, about: str = _ABOUT["none"]) -> EpsilonBounds:
+    """Lower bounds alone, where nothing is known of how much was spent; ``scores`` as for :func:`epsilon_bounds`."""
+    each = 1 - (1 - CONFIDENCE) / len(scores)
+    one_run = [epsilon_from_one_run(values, members, delta, each, seed) for values in scores]
+    by_rates = [epsilon_from_rates(values, members, delta, each, seed).epsilon for values in scores]
     return EpsilonBounds(
         lower=max(bound.epsilon for bound in one_run),
         each=tuple(bound.epsilon for bound in one_run),
         lower_by_rates=max(by_rates),
-        delta=privacy.delta,
+        delta=delta,
         confidence=CONFIDENCE,
         samples=one_run[0].samples,
-        upper_update=upper(round, round),
-        upper_so_far=upper(1, round),
-        upper_run=upper(1, last),
-        about=_ABOUT[privacy.level],
+        upper_update=None,
+        upper_so_far=None,
+        upper_run=None,
+        about=about,
     )
 
 

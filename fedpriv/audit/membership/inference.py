@@ -13,7 +13,7 @@ from fedpriv.attacks.inference.membership import Use
 from fedpriv.attacks.inference.membership_controls import SURE, Kind, positive_controls, running_statistics_control
 from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints, area, interval, operating_points
-from fedpriv.audit.membership.epsilon import epsilon_bounds
+from fedpriv.audit.membership.epsilon import epsilon_bounds, lower_bounds
 from fedpriv.audit.membership.member_scores import (
     CENTERS,
     FEDMIA,
@@ -218,8 +218,12 @@ def pooled(
     likelihoods = {name: scores[name] for name in tried if kinds[name][1] == "LiRA"}
     across = any(kinds[name][1] == FEDMIA for name in tried)
     bounds = None
-    if likelihoods and isinstance(record, RunRecord) and not record.summed:  # the ledger has no account of a sum
-        bounds = epsilon_bounds(record.federation, round, clients, [*likelihoods.values()], members, seed)
+    if likelihoods and not record.summed:  # the ledger has no account of a sum
+        each = [*likelihoods.values()]
+        if isinstance(record, RunRecord):
+            bounds = epsilon_bounds(record.federation, round, clients, each, members, seed)
+        else:
+            bounds = lower_bounds(each, members, record.delta, seed)
     also = {
         _SUMS: record.summed,
         _ROWS: ROWS in kinds,

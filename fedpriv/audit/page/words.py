@@ -13,8 +13,9 @@ READ = (
 )
 READ_ROWS = (
     "A cell of a row counts as recovered if its category is the true one, or its number lies within 0.319 standard deviations of "
-    "the true one (a quarter of normally distributed numbers lie so near to their mean); a row counts if all its cells do. The "
-    "rows of a message are matched to the true ones first. The guesses beside each attack are the most frequent value of "
+    "the true one (a quarter of normally distributed numbers lie so near to their mean); a row counts if all its cells do, and "
+    "hardly by chance (at most 1 %): so many rows, or numbers so near to the true ones, as rows behind no message hardly have. "
+    "The rows of a message are matched to the true ones first. The guesses beside each attack are the most frequent value of "
     "each column, and other rows, matched in the same way: an attack that does no better has found nothing."
 )
 RULES_OF_ROWS = "Of rows of a table, cells stand in the place of words, and inferred attributes in that of identified members."
@@ -39,10 +40,7 @@ LABELS_TOGETHER = (
     "From all kept messages of a client together: a class counts as present if at least half of the messages show it, and counts "
     "are means."
 )
-RULES = (
-    "The words follow rules, of which the first that holds decides: {words}. They are never stronger than the attacks that were "
-    "mounted, which are below with their results."
-)
+RULES = "One of these, the first whose rule holds: {words}. It is never stronger than the attacks that were mounted."
 TRADEOFF = (
     "Each disc is a run, numbered as above: to the right is more accurate, lower is less recovered by the best attacker from "
     "real messages. The area is the bytes uploaded, the vertical line the 95 % interval of what was recovered. A dotted line "
@@ -62,13 +60,13 @@ EXPOSED = (
 NO_BOUNDS = {
     "run": "This run claims no differential privacy: no accountant bounds what its messages reveal.",
     "update": "One message does not say whether noise was added: no accountant bounds what it reveals.",
-    "record": "A record holds no privacy accountant: nothing bounds what the messages reveal.",
+    "record": "No client of the record states an epsilon: nothing bounds what the messages reveal.",
 }
 """By the source of the messages, in place of epsilon where none is known."""
 NO_GUARANTEE = {
     "run": "none: no differential privacy",
     "update": "not known: one message does not say how it was made",
-    "record": "not known: the record has no privacy accountant",
+    "record": "not known: no client states an epsilon",
 }
 """By the source of the messages, the guarantee where no epsilon is known."""
 CONTRADICTION = (

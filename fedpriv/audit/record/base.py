@@ -134,6 +134,7 @@ class Record:
         encoding: of the columns of a table; ``None``: the samples are no rows of a table.
         summed: whether a message is the sum of several clients' uploads.
         declared: whether steps and samples are only the caller's claim; a message that does not fit may come from other samples.
+        delta: at which lower bounds of epsilon are given.
         cannot_simulate: why the record's clients cannot be simulated; ``None``: they can.
     """
 
@@ -147,6 +148,7 @@ class Record:
     encoding: RowEncoding | None = None
     summed: bool = False
     declared: bool = False
+    delta: float = 1e-5
     cannot_simulate: Reason | None = Reason("not available", "it needs a run, whose clients can be simulated")
 
     def messages(self, round: int | None = None, client: int | None = None) -> list[tuple[int, int]]:

@@ -175,10 +175,12 @@ def make_partition(
 
 
 def check_numbers(config: DataConfig) -> None:
-    """Raise :class:`UsageError` if the partition of a config deals samples by their labels, where these are numbers."""
+    """Raise :class:`UsageError` if a config partitions samples by their labels, or flips these, where they are numbers."""
+    if config.corrupt_clients and config.corruption == "labels":
+        raise UsageError("data.corruption labels flips classes, and the labels are numbers to predict; use sign, scale or noise")
     if REGISTRY.find(name := config.partition.name).by_label:
         raise UsageError(
-            f"partition {name} deals samples by their classes, and the labels are numbers to predict; --partition iid, or "
+            f"partition {name} assigns samples by their classes, and the labels are numbers to predict; --partition iid, or "
             "by_column for clients that a column names"
         )
 

@@ -126,7 +126,8 @@ def noisy_encoding(kind: SampleKind, inquiry: Inquiry, numbers: Sequence[float],
     channels, scale = moments[len(inquiry.numbers) :], 255 if kind.images else 1
     mean, std = (tuple(channel[place] / scale for channel in channels) for place in (0, 1))
     counts = tuple(max(0, round(count)) for count in numbers[3 * inquiry.summed :])
-    target = kind.target and NumberColumn(kind.target.name, *by_name[kind.target.name], unit=kind.target.unit)
+    label = kind.target
+    target = None if label is None else NumberColumn(label.name, *by_name[label.name], unit=label.unit)
     return Encoding(tuple(columns), mean, std, counts, target)
 
 

@@ -19,6 +19,7 @@ from fedpriv.data.federated import ClientData
 from fedpriv.deploy.handshake import DisjointClients
 from fedpriv.errors import FedprivError
 from fedpriv.files import Damaged, load_json, remembered
+from fedpriv.privacy.accountant import epsilon, history_of
 from fedpriv.simulation.run_setup import settle
 from fedpriv.simulation.setup import Loaded
 from fedpriv.wire import Sealed
@@ -123,6 +124,15 @@ class AgreedRun:
             )
         if round not in spent:
             self.store.book(self._number, round, [])
+
+    def epsilon(self) -> float | None:
+        """What this client has spent of sample-level privacy, by its own ledger; ``None``: the run has none."""
+        privacy = self.agreement.config.privacy
+        if privacy.level != "sample":
+            return None
+        steps = [step for charges in self.store.spent(self._number).values() for step in charges]
+        history = history_of(privacy.noise or 0.0, tuple(steps), self.agreement.spent_before)
+        return epsilon(history, privacy.delta, privacy.accountant) if history else 0.0
 
     def context(self, message: Sealed | None) -> bytes:
         """Checksums of the setup, the initial model and a round's message, which secure aggregation binds its keys to."""

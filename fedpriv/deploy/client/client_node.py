@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +27,7 @@ from fedpriv.deploy.client.requires import Requires
 from fedpriv.deploy.client.source import Source
 from fedpriv.deploy.frames import Envelope, Frame, one_line
 from fedpriv.deploy.handshake import HANDSHAKE, code_version, declared_from_json, first_difference
+from fedpriv.deploy.operation.counters import Counters
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_json, save_json, write_atomically
 from fedpriv.server.statistics import noise_multiplier
@@ -57,6 +59,7 @@ class ClientNode:
         device: the torch device; ``None``: that of the run's config.
         check_downloads: whether to refuse downloads with marks of an attack. The server's config cannot change it.
         requires: what every run must have for this client to take part.
+        counters: of its answers by request, their seconds, its refusals, and its round and epsilon by run.
     """
 
     def __init__(
@@ -67,9 +70,10 @@ class ClientNode:
         device: str | None = None,
         check_downloads: bool = True,
         requires: Requires = NO_REQUIREMENTS,
+        counters: Counters | None = None,
     ) -> None:
         self.number, self.source, self.folder = number, source, folder
-        self.check_downloads, self.requires = check_downloads, requires
+        self.check_downloads, self.requires, self.counters = check_downloads, requires, counters or Counters(None)
         self.data = OwnData(number, source, device, requires)
         self._introduction = Introduction(self.data, self._secret, folder / "statistics.json")
         self._current: AgreedRun | None = None
@@ -104,7 +108,10 @@ class ClientNode:
             for request in requests:
                 if not isinstance(request, dict) or (handler := self._handlers.get(request.get("do"))) is None:
                     raise Refused("a frame with an unknown request")
+                began = time.monotonic()
                 handler(self, run, request, frame, envelope)
+                self.counters.add("answers", 1, request["do"])
+                self.counters.add("seconds", time.monotonic() - began, request["do"])
         except PrivateError as error:
             return self._failed(frame, str(error.__cause__), str(error))
         except (FedprivError, Refused) as error:
@@ -118,6 +125,7 @@ class ClientNode:
 
     def _failed(self, frame: Frame, text: str, public: str | None = None) -> Frame:
         """Log an error, and send the server its public text (by default the same) without paths."""
+        self.counters.add("refusals")
         print(f"fedpriv: {one_line(str(frame.head.get('run')))}: {one_line(text)}", file=sys.stderr, flush=True)
         return Envelope().frame(error=_without_paths(text if public is None else public, self.folder, self.source))
 
@@ -183,6 +191,9 @@ class ClientNode:
                 opened.store.forget([(self.number, round)])  # the local update does not count
                 raise PrivateError(f"its upload cannot be summed; {SEE_LOG}") from reason
         envelope.add({}, upload=answer.upload, report=answer.report)
+        self.counters.set("round", round, run)
+        if (epsilon := opened.epsilon()) is not None:
+            self.counters.set("epsilon", epsilon, run)
 
     def _step(self, run: str, request: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
         """Do a step of secure aggregation."""

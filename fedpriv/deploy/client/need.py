@@ -36,11 +36,12 @@ def check_images(data: DataConfig, requires: Requires) -> None:
     _check(need, requires, f"{number} images of {side} x {side} pixels (data.image_size)")
 
 
-def check_net(build: Callable[[], Net], config: RunConfig, samples: int, requires: Requires) -> None:
+def check_net(build: Callable[[], Net], config: RunConfig, samples: int, texts: bool, requires: Requires) -> None:
     """Check that a run's net fits. It is built without memory for its numbers.
 
     Args:
         samples: number of training samples.
+        texts: whether they have texts, the outputs of whose layers are not estimated.
 
     Raises:
         UsageError: it has more bytes than the client allows, or training it needs more memory.
@@ -54,23 +55,18 @@ def check_net(build: Callable[[], Net], config: RunConfig, samples: int, require
             f"the run's has {in_words(size)}"
         )
     batch = min(samples, config.train.batch_size or samples)
-    need = COPIES * size + activations(net, batch)
+    need = COPIES * size + (0 if texts else activations(net, batch))
     _check(need, requires, f"a net of {in_words(size)} and batches of {batch}")
 
 
 def activations(net: Net, batch: int) -> int:
-    """Bytes of the outputs of a net's layers for a batch, and of their gradients; the net is on the device ``meta``.
-
-    0 for texts and image-text pairs, whose inputs are bounded by ``data.max_tokens``.
-    """
+    """Bytes of the outputs of a net's layers for a batch, and of their gradients; the net is on the device ``meta``."""
     sizes = list[int]()
 
     def note(module: nn.Module, given: Any, output: Any) -> None:
         if isinstance(output, Tensor):
             sizes.append(output.numel() * output.element_size())
 
-    if not net.input_shape:
-        return 0
     hooks = [module.register_forward_hook(note) for module in net.modules() if not list(module.children())]
     with torch.no_grad():
         net.eval()(torch.empty(2, *net.input_shape, device="meta"))

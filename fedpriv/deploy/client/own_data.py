@@ -73,7 +73,8 @@ class OwnData:
 
     def check_net(self, build: Callable[[], Net], parts: Read) -> None:
         """Raise :class:`UsageError` if training a run's net needs more memory than this client allows."""
-        check_net(build, parts.config, self.samples(parts)["train"], self._requires)
+        texts = parts.dataset.texts is not None
+        check_net(build, parts.config, self.samples(parts)["train"], texts, self._requires)
 
     def read(self, config: RunConfig) -> Read:
         """The samples that a config names.
@@ -101,10 +102,10 @@ class OwnData:
 
     def _own_partition(self, dataset: Dataset, config: RunConfig) -> Partition:
         """The partition in which every sample is this client's, and the other clients have none."""
-        labels = [strata.numpy() for strata in dataset.strata]
+        train, test = (strata.numpy() for strata in dataset.strata)
         options = config.data.partition.model_copy(update={"name": "iid", "test": "disjoint"})
         alone = config.data.model_copy(update={"clients": 1, "partition": options})
-        whole = make_partition(*labels, len(dataset.classes), alone, config.data.partition.seed or 0)
+        whole = make_partition(train, test, len(dataset.classes), alone, config.data.partition.seed or 0)
         empty = np.zeros(0, np.int64)
 
         def assigned(parts: Sequence[Any]) -> list[Any]:

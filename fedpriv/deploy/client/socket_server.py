@@ -40,6 +40,9 @@ def serve(node: ClientNode, address: Path) -> None:
                     if not _is_closed(connection):  # else it has waited too long behind another's local update
                         response = _answer(node, *request)
                         write(outgoing, response.head_bytes, response.parts)
+                        node.counters.add("bytes", len(request[0]) + sum(map(len, request[1])), "in")
+                        node.counters.add("bytes", len(response.head_bytes) + sum(map(len, response.parts)), "out")
+                        node.counters.save(0)
             except (EOFError, Broken):
                 continue
             except OSError:  # from the write, or from the end of the block, which flushes what is left

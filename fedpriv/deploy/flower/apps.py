@@ -62,7 +62,8 @@ def play(grid: Grid, context: Context) -> None:
     from fedpriv.deploy.flower.requests import Request
     from fedpriv.deploy.transport import Transport
 
-    Request(Path(str(context.run_config["request"])).absolute()).play(lambda clients: Transport(FlowerNetwork(grid, clients)))
+    request = Request(Path(str(context.run_config["request"])).absolute())
+    request.play(lambda clients, removed: Transport(FlowerNetwork(grid, clients), removed))
 
 
 client_app = ClientApp()

@@ -119,6 +119,23 @@ class SuperLink:
             for name, key in keys.items():
                 client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
 
+    def register(self, name: str, public_key: Path) -> None:
+        """Register one more node.
+
+        Raises:
+            UsageError: the file holds no public key.
+        """
+        key = _read_key(public_key)
+        with self._client() as client:
+            client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+
+    def unregister(self, name: str) -> None:
+        """Unregister a node; its requests are refused from now on."""
+        number = next((node.number for node in self.nodes() if node.name == name), None)
+        if number is not None:
+            with self._client() as client:
+                client.UnregisterNode(UnregisterNodeRequest(node_id=number))
+
     def nodes(self) -> list[Node]:
         """The registered nodes."""
         with self._client() as client:

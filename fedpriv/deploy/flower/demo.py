@@ -29,7 +29,7 @@ ANSWER = 300.0
 
 
 def demo(
-    config: RunConfig, folder: Path, say: Callable[[str], None], on_round: Callable[[dict[str, Any]], None]
+    config: RunConfig, folder: Path, say: Callable[[str], None], rounds_of: Callable[[Path], Callable[[dict[str, Any]], None]]
 ) -> dict[str, Any]:
     """Set up a deployment of ``config.data.clients`` clients in a new folder, and run the config on it and in a simulation.
 
@@ -38,7 +38,7 @@ def demo(
 
     Args:
         say: called with lines on the progress.
-        on_round: called with each round's record.
+        rounds_of: the folder of the run -> a function that is called with each round's record.
 
     Raises:
         FedprivError: something does not start, or the run failed.
@@ -60,7 +60,7 @@ def demo(
         say(f"{clients} clients joined after {time.monotonic() - began:.0f} s")
         request = Request.write(paths.requests, paths.runs / "demo", config, clients, ANSWER)
         link.start(request.path)
-        request.follow(look, on_round)
+        request.follow(look, rounds_of(request.run_dir), say)
         seconds = time.monotonic() - began
     say("the same run in a simulation")
     simulated = folder / "simulated"
@@ -76,6 +76,7 @@ def demo(
         "bytes_up": summary["bytes_up"],
         "bytes_down": summary["bytes_down"],
         "accuracy": summary["accuracy"],
+        **{metric: summary["scores"].get(metric, {}).get("mean") for metric in {summary["metric"]} - {"accuracy"}},
         "run_dir": str(deployed),
     }
 

@@ -8,8 +8,9 @@ import resource
 from base64 import b64decode
 from binascii import Error as NotBase64
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ from flwr.superlink.routers.fleet.node_auth import authenticate_node
 from starlette.datastructures import Headers
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from fedpriv.deploy.flower.internals import add_middleware, use_protocol
+from fedpriv.deploy.flower.internals import add_middleware, check_senders, use_protocol
 from fedpriv.deploy.operation.bounds import (
     HEADER,
     MAX_ANONYMOUS,
@@ -32,6 +33,7 @@ from fedpriv.deploy.operation.bounds import (
     PAUSE,
     RATE,
 )
+from fedpriv.deploy.operation.counters import Counters
 
 FLEET = "/v1/fleet/"
 Scope = MutableMapping[str, Any]
@@ -51,10 +53,13 @@ class Guard:
 
     The login is in a request's headers, so a body of more than ``MAX_ANONYMOUS`` is read only after a valid one. The APIs other
     than the fleet API have no login, and are open to this machine alone.
+
+    Args:
+        counters: of requests by their status, and of bytes.
     """
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
-        self._app = app
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], counters: Counters) -> None:
+        self._app, self._counters = app, counters
         self._in_flight = Counter[bytes]()
         """Key -> bytes of its bodies that are being received."""
         self._changed = asyncio.Condition()
@@ -64,6 +69,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        send = self._counted(send)
         headers, fleet = Headers(scope=scope), scope["path"].startswith(FLEET)
         try:
             if not fleet and not _is_local(scope):
@@ -80,8 +86,19 @@ class Guard:
         except _Refused as refused:
             await _answer(send, refused)
             return
+        self._counters.add("bytes", size, "in")
         async with self._room(key, size):
             await self._app(scope, _in_time(receive, size), send)
+
+    def _counted(self, send: Send) -> Send:
+        async def counted(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                self._counters.add("requests", 1, str(message["status"]))
+            self._counters.add("bytes", len(message.get("body", b"")), "out")
+            self._counters.save()
+            await send(message)
+
+        return counted
 
     @asynccontextmanager
     async def _room(self, key: bytes, size: int) -> AsyncIterator[None]:
@@ -103,7 +120,7 @@ class Guard:
                 self._changed.notify_all()
 
 
-def _is_local(scope: Scope) -> bool:
+def _is_local(scope: Mapping[str, Any]) -> bool:
     """Whether a request is from this machine: from loopback, or from the address at which the server listens."""
     client, server = (scope.get(end) or ("",) for end in ("client", "server"))
     return client[0] in ("127.0.0.1", "::1", server[0])
@@ -115,7 +132,7 @@ def registered_key(app: Any, headers: Headers) -> bytes:
     try:
         key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
         login.state.protobuf_request.public_key = key
-        authenticate_node(login)  # type: ignore[arg-type]
+        authenticate_node(login)
     except (KeyError, NotBase64, HTTPException):
         raise _Refused(401, f"no valid login; without one, at most {MAX_ANONYMOUS} bytes are possible") from None
     if app.state.linkstate_factory.state().get_node_id_by_public_key(key) is None:
@@ -197,13 +214,18 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self.loop.call_later(HEADER / 2, self._look)
 
 
-def run_link() -> None:
-    """Run the SuperLink with the arguments in ``sys.argv[1:]``."""
+def run_link(counted: str) -> None:
+    """Run the SuperLink with the arguments in ``sys.argv[1:]``.
+
+    Args:
+        counted: file for its counters.
+    """
     from flwr.superlink.cli import flower_superlink
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * MAX_CONNECTIONS
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)), hard))
-    add_middleware(Guard)
+    add_middleware(Guard, counters=Counters(Path(counted)))
     use_protocol(LimitedProtocol)
+    check_senders()
     flower_superlink()

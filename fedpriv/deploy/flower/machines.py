@@ -14,11 +14,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from fedpriv.deploy.flower.paths import ClientFile, DeploymentPaths, host_port, read_client
 from fedpriv.deploy.flower.supervisor import Supervisor
 from fedpriv.deploy.flower.tls import trusting, wrong_server
-from fedpriv.deploy.frames import one_line
+from fedpriv.deploy.operation.database import compact
+from fedpriv.deploy.operation.logs import LogFormat
 from fedpriv.errors import FedprivError, UsageError, first_line
+from fedpriv.files import load_json, save_json
+from fedpriv.untrusted.names import printable, shortened
 from fedpriv.untrusted.proxies import by_proxy, go_direct, proxy_for
 
 BEHIND, AHEAD = 300.0, 5.0
@@ -31,11 +36,15 @@ RETRY = 5.0
 """Seconds between a client's attempts to reach its server."""
 POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
 """Environment of the processes that start apps: seconds between checks. A run has one app, a client one for each frame."""
+COUNTERS = "counters.json"
+"""File in a client's folder."""
+TEMPORARY = "fedpriv-"
+"""Prefix of the temporary folder of a client's socket and secret."""
 TASKS = "import sys; from pathlib import Path; from fedpriv.deploy.flower.tasks"
 
 
 @contextmanager
-def server(paths: DeploymentPaths) -> Iterator[Supervisor]:
+def server(paths: DeploymentPaths, log_format: LogFormat = "text") -> Iterator[Supervisor]:
     """A block in which the server's processes run, and its clients' keys are registered. Interrupted runs continue.
 
     Raises:
@@ -54,9 +63,11 @@ def server(paths: DeploymentPaths) -> Iterator[Supervisor]:
     for name in names:  # under which the processes of this machine reach it
         check_handshake(paths.certificate, paths.key, paths.authority, name)
     link = SuperLink(address, paths.authority)
-    with Supervisor(paths.log, paths.path, {"FLWR_HOME": str(paths.flower), POLL: "1"}) as supervisor:
+    if paths.database.exists():
+        compact(paths.database)
+    with Supervisor(paths.log, paths.path, {"FLWR_HOME": str(paths.flower), POLL: "1"}, log_format) as supervisor:
         supervisor.start(
-            "the SuperLink", "from fedpriv.deploy.flower.link import run_link; run_link()",
+            "the SuperLink", f"from fedpriv.deploy.flower.link import run_link; run_link({str(paths.counters)!r})",
             "--ssl-ca-certfile", paths.authority, "--ssl-certfile", paths.certificate, "--ssl-keyfile", paths.key,
             "--enable-supernode-auth", "--disable-runtime-dependency-installation", "--host", settings.listen,
             "--port", settings.port, "--database", paths.database, "--isolation", "process",
@@ -65,7 +76,7 @@ def server(paths: DeploymentPaths) -> Iterator[Supervisor]:
         _await_answer(link.answers, supervisor)
         for request in Request.interrupted(paths.requests):  # first: `follow` asks the SuperLink for the run's app
             link.start(request.path)
-        link.admit({f"client-{number}": paths.public_key(number) for number in range(settings.clients)})
+        link.admit({member.node: paths.public_key(member.number) for member in paths.members.present()})
         supervisor.start(
             "the SuperExec", f"{TASKS} import run_server_tasks; run_server_tasks(sys.argv[1], *map(Path, sys.argv[2:]))",
             address, paths.secret, paths.authority,
@@ -75,8 +86,9 @@ def server(paths: DeploymentPaths) -> Iterator[Supervisor]:
 
 @contextmanager
 def client(
-    path: Path, plugins: Sequence[Path] = (), warn: Callable[[str], None] = lambda text: None, patience: float = math.inf
-) -> Iterator[Supervisor]:
+    path: Path, plugins: Sequence[Path] = (), warn: Callable[[str], None] = lambda text: None, patience: float = math.inf,
+    log_format: LogFormat = "text",
+) -> Iterator[Supervisor]:  # fmt: skip
     """A block in which a client's processes run: a long-lived one with data and net, its node, and the node's apps.
 
     They start once the server can be reached.
@@ -99,11 +111,11 @@ def client(
     port = settings.port or free_port()
     if settings.port is not None:
         _check_free("127.0.0.1", port, path)
-    private = Path(tempfile.mkdtemp(prefix="fedpriv-"))  # mode 700, and a short path, as a socket's must be
-    try:
+    with _temporary_folder(folder) as private:
         address, secret = private / "local_updates", private / "secret"
         write_secret(secret, secrets.token_bytes(32))
-        with Supervisor(folder / "log.txt", folder, {"FLWR_HOME": str(folder / "flower"), POLL: "0.1"}) as supervisor:
+        environment = {"FLWR_HOME": str(folder / "flower"), POLL: "0.1"}
+        with Supervisor(folder / "log.txt", folder, environment, log_format) as supervisor:
             code = "from fedpriv.deploy.flower.machines import serve_client; serve_client()"
             supervisor.start(f"client {settings.client}", code, path.absolute(), address, *plugins)
             supervisor.start(
@@ -119,8 +131,34 @@ def client(
                 f"127.0.0.1:{port}", secret,
             )  # fmt: skip
             yield supervisor
-    finally:
-        shutil.rmtree(private, ignore_errors=True)
+
+
+@contextmanager
+def _temporary_folder(folder: Path) -> Iterator[Path]:
+    """A block with a temporary folder of mode 700 and a short path, as a socket's must be. One that a killed process of the same
+    client has left is removed.
+
+    Args:
+        folder: of the client.
+
+    Raises:
+        UsageError: another process runs the client.
+    """
+    noted, lock = folder / "temporary.json", FileLock(folder / "temporary.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UsageError(f"another process on this machine runs the client of {folder}") from None
+    with lock:
+        left = load_json(noted).get("path") if noted.exists() else None
+        if isinstance(left, str) and Path(left).name.startswith(TEMPORARY) and Path(left).parent == Path(tempfile.gettempdir()):
+            shutil.rmtree(left, ignore_errors=True)
+        private = Path(tempfile.mkdtemp(prefix=TEMPORARY))
+        save_json(noted, {"path": str(private)})
+        try:
+            yield private
+        finally:
+            shutil.rmtree(private, ignore_errors=True)
 
 
 def serve_client() -> None:
@@ -130,6 +168,7 @@ def serve_client() -> None:
     from fedpriv.deploy.client.client_node import ClientNode
     from fedpriv.deploy.client.need import hold
     from fedpriv.deploy.client.socket_server import serve
+    from fedpriv.deploy.operation.counters import Counters
     from fedpriv.plugins import load_plugins
 
     try:
@@ -137,8 +176,9 @@ def serve_client() -> None:
         load_plugins([Path(file) for file in sys.argv[3:]])
         hold(settings.requires)
         node = ClientNode(
-            settings.client, settings.data, settings.folder, settings.device, settings.check_downloads, settings.requires
-        )
+            settings.client, settings.data, settings.folder, settings.device, settings.check_downloads, settings.requires,
+            Counters(settings.folder / COUNTERS),
+        )  # fmt: skip
         serve(node, Path(sys.argv[2]))
     except FedprivError as error:
         sys.exit(f"fedpriv: {error}")
@@ -180,7 +220,9 @@ def check_server(settings: ClientFile) -> None:
     try:
         there = email.utils.parsedate_to_datetime(date).timestamp() if date else after
     except (ValueError, OverflowError):
-        raise UsageError(f"{settings.server} sent a time that cannot be read: Date: {one_line(date)}") from None
+        raise UsageError(
+            f"{settings.server} sent a time that cannot be read: Date: {shortened(printable(date), 100, 20)}"
+        ) from None
     # A server notes the time at some moment between the request and its response.
     if not -AHEAD <= (behind := there - min(max(there, before), after)) <= BEHIND:
         raise UsageError(f"the clocks differ: {settings.server} is {behind:+.0f} s from this machine; set both by NTP")

@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedpriv.config import parse, read_yaml
 from fedpriv.deploy.client.requires import Requires
 from fedpriv.deploy.client.source import Source
-from fedpriv.deploy.operation.templates import LOOPBACK, client_yaml, proxy, server_yaml, units
+from fedpriv.deploy.operation.members import Member, Members
+from fedpriv.deploy.operation.templates import LOOPBACK, client_unit, client_yaml, proxy, server_unit, server_yaml
 from fedpriv.errors import UsageError
 from fedpriv.storage.run_folder import RunFolder
 
@@ -32,7 +33,8 @@ class ServerFile(_File):
     host: str = Field(description="name or address under which clients reach the server")
     listen: str = Field(LOOPBACK, description="address that the server listens on")
     port: int = Field(INNER_PORT, ge=1, le=65535, description="its port")
-    clients: int = Field(ge=1, description="number of clients")
+    public_port: int | None = Field(None, ge=1, le=65535, description="port at which clients reach it; null: the same")
+    clients: int = Field(ge=1, description="number of clients that it was made for; clients.json has all")
     answer_within: float = Field(3600.0, gt=0, description="seconds that a client has to answer")
 
 
@@ -62,6 +64,7 @@ class DeploymentPaths:
         self.certificate, self.key = self.path / "server" / "server.crt", self.path / "server" / "server.key"
         self.secret, self.database = self.path / "server" / "superexec.secret", self.path / "server" / "link.db"
         self.flower, self.log = self.path / "server" / "flower", self.path / "server" / "log.txt"
+        self.counters, self.journal = self.path / "server" / "counters.json", self.path / "journal.jsonl"
         self.requests, self.runs = self.path / "requests", self.path / "runs"
 
     @classmethod
@@ -79,6 +82,11 @@ class DeploymentPaths:
     def settings(self) -> ServerFile:
         """The contents of ``server.yaml``."""
         return parse(ServerFile, read_yaml(self.server_file), str(self.server_file))
+
+    @property
+    def members(self) -> Members:
+        """Its clients."""
+        return Members(self.path / "clients.json", self.settings().clients)
 
     def client_file(self, number: int) -> Path:
         """A client's settings."""
@@ -126,7 +134,7 @@ def make(
     Raises:
         UsageError: the folder is not empty or cannot be written, or the host is invalid.
     """
-    from fedpriv.deploy.flower.certificates import make_authority, make_client_key, make_server_certificate, write_secret
+    from fedpriv.deploy.flower.certificates import make_authority, make_server_certificate, write_secret
 
     if not ((re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", host) and _is_encodable(host)) or _is_address(host)):
         raise UsageError(
@@ -146,22 +154,45 @@ def make(
         make_authority(paths.authority, paths.authority_key)
         make_server_certificate(paths.authority, paths.authority_key, _hosts(host, listen), paths.certificate, paths.key)
         write_secret(paths.secret, secrets.token_bytes(32))
+        (paths.path / "systemd").mkdir()
+        (paths.path / "systemd" / "fedpriv-server.service").write_text(server_unit(paths.path), encoding="utf-8")
         for number in range(clients):
-            own = paths.path / f"client-{number}"
-            own.mkdir(mode=0o700, exist_ok=True)
-            make_client_key(own / "key")
-            (own / "ca.crt").write_bytes(paths.authority.read_bytes())
-            paths.client_file(number).write_text(client_yaml(number, host_port(host, port)), encoding="utf-8")
-        for name, text in units(paths.path, clients).items():
-            (paths.path / "systemd").mkdir(exist_ok=True)
-            (paths.path / "systemd" / name).write_text(text, encoding="utf-8")
-        if proxied := inner != port:
+            _make_client(paths, number, host_port(host, port))
+        if inner != port:
             text = proxy(paths.certificate, paths.key, paths.authority, host, port, inner)
             (paths.path / "nginx.conf").write_text(text, encoding="utf-8")
-        paths.server_file.write_text(server_yaml(clients, host, listen, inner, proxied), encoding="utf-8")
+        paths.server_file.write_text(server_yaml(clients, host, listen, inner, port), encoding="utf-8")
+        paths.members.begin()
     except OSError as error:
         raise UsageError(f"cannot write the deployment {path}: {error.strerror}") from None
     return paths
+
+
+def _make_client(paths: DeploymentPaths, number: int, server: str) -> None:
+    """Write a client's file, its folder with a new key, and its unit."""
+    from fedpriv.deploy.flower.certificates import make_client_key
+
+    own = paths.path / f"client-{number}"
+    own.mkdir(mode=0o700)
+    make_client_key(own / "key")
+    (own / "ca.crt").write_bytes(paths.authority.read_bytes())
+    paths.client_file(number).write_text(client_yaml(number, server), encoding="utf-8")
+    (paths.path / "systemd" / f"fedpriv-client-{number}.service").write_text(client_unit(number), encoding="utf-8")
+
+
+def add_client(paths: DeploymentPaths, name: str) -> Member:
+    """Write the files of a new client with a new key; it is not registered yet.
+
+    Raises:
+        UsageError: the name is taken or cannot be one, or the files cannot be written.
+    """
+    settings, member = paths.settings(), paths.members.next(name)
+    try:
+        _make_client(paths, member.number, host_port(settings.host, settings.public_port or settings.port))
+        paths.members.add(member)
+    except OSError as error:
+        raise UsageError(f"cannot write the files of client {name}: {error.filename}: {error.strerror}") from None
+    return member
 
 
 def renew_certificate(paths: DeploymentPaths) -> None:

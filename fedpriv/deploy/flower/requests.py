@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from fedpriv.config import RunConfig, parse
+from fedpriv.deploy.operation.members import Members
 from fedpriv.errors import FedprivError
 from fedpriv.files import load_json, save_json
 from fedpriv.storage.records import lines_of
@@ -24,6 +25,8 @@ from fedpriv.untrusted.names import printable
 
 if TYPE_CHECKING:
     from fedpriv.deploy.remote_clients import Grid
+
+GridOf = Callable[[int, Callable[[], Mapping[int, str]]], "Grid"]
 
 
 class GivenUp(FedprivError):
@@ -69,6 +72,11 @@ class Request:
         requests = cls.latest(folder).values()
         return [request for request in requests if request._begun.exists() and request.ended is None and request.run_dir.exists()]
 
+    @classmethod
+    def idle(cls, folder: Path) -> bool:
+        """Whether every run that was asked for has ended."""
+        return all(request.ended is not None for request in cls.latest(folder).values())
+
     @property
     def run_dir(self) -> Path:
         """The run's folder."""
@@ -87,14 +95,14 @@ class Request:
     def _begun(self) -> Path:
         return self.path.with_suffix(".begun")
 
-    def play(self, grid_of: Callable[[int], Grid]) -> None:
+    def play(self, grid_of: GridOf) -> None:
         """Conduct the run, and note how it ended.
 
         If the SuperLink believes that an app is dead, it may start another for the same request. The second waits until the first
         has ended, and continues its run; so does an app that is started after a restart of the server.
 
         Args:
-            grid_of: number of clients -> a grid of them.
+            grid_of: number of clients, and what gives those that were removed -> a grid of them.
 
         Raises:
             GivenUp: the SuperLink has given up this app.
@@ -104,21 +112,21 @@ class Request:
             if self.ended is None:
                 self._play(grid_of)
 
-    def _play(self, grid_of: Callable[[int], Grid]) -> None:
+    def _play(self, grid_of: GridOf) -> None:
         from fedpriv.deploy.server_run import DECLARED, clear_beginning, resume, start
 
         values, again = load_json(self.path), self._begun.exists()
-        grid, run_dir, seconds = grid_of(values["clients"]), self.run_dir, values["seconds"]
-        callbacks: tuple[Any, ...] = (lambda *of: None, lambda record: None, self._warn)
+        members = Members(self.path.absolute().parent.parent / "clients.json", values["clients"])
+        grid, run_dir, seconds = grid_of(values["clients"], members.removed), self.run_dir, values["seconds"]
         try:
             self._begun.touch()
             if values["config"] is None or (again and (run_dir / DECLARED).exists()):
-                summary = resume(run_dir, grid, seconds, *callbacks)
+                summary = resume(run_dir, grid, seconds, _ignore, _ignore, self._warn)
             else:
                 if again:
                     clear_beginning(run_dir)
                 config = parse(RunConfig, {**values["config"], "run_dir": str(run_dir)}, "the request's config")
-                summary = start(config, run_dir.parent, grid, seconds, *callbacks)
+                summary = start(config, run_dir.parent, grid, seconds, _ignore, _ignore, self._warn, members.present())
         except (GivenUp, SystemExit):  # Flower raises the latter when this process is to end: the run may continue
             raise
         except BaseException as error:
@@ -184,6 +192,10 @@ class Request:
                 if self.ended is None:
                     raise
             time.sleep(0.2)
+
+
+def _ignore(*of: object) -> None:
+    """A request is followed by its records, and not in the server's process."""
 
 
 def _number(path: Path) -> int:

@@ -9,10 +9,10 @@ from fedpriv.deploy.operation.bounds import MAX_BODY, MAX_OF_AN_ADDRESS
 LOOPBACK = "127.0.0.1"
 
 
-def server_yaml(clients: int, host: str, listen: str, port: int, proxied: bool) -> str:
+def server_yaml(clients: int, host: str, listen: str, port: int, public_port: int) -> str:
     """``server.yaml``."""
     access = "Only processes of this machine can start runs and register clients"
-    if proxied:
+    if port != public_port:
         access += "; clients come\n# through a reverse proxy that lets only /v1/fleet/ pass (nginx.conf)"
     return f"""# The server of a deployment: fedpriv deploy server THIS-FOLDER
 # Name or address under which clients reach it; its certificate is for this name.
@@ -20,7 +20,9 @@ host: {host}
 # Address and port that it listens on. {access}.
 listen: {listen}
 port: {port}
-# Number of clients; client-0.yaml to client-{clients - 1}.yaml are theirs.
+# Port at which clients reach it.
+public_port: {public_port}
+# Number of clients that it was made for. `fedpriv deploy add-client` and `remove-client` change them; clients.json names all.
 clients: {clients}
 # Seconds that a client has to answer; then the round continues without it.
 answer_within: 3600
@@ -81,9 +83,18 @@ poll: 1
 """
 
 
-def units(paths: Path, clients: int) -> dict[str, str]:
-    def unit(what: str, command: str) -> str:
-        return f"""[Unit]
+def server_unit(paths: Path) -> str:
+    """The server's unit of systemd."""
+    return _unit("server", f"deploy server {paths}")
+
+
+def client_unit(number: int) -> str:
+    """A client's unit of systemd."""
+    return _unit(f"client {number}", f"deploy client /etc/fedpriv/client-{number}.yaml")
+
+
+def _unit(what: str, command: str) -> str:
+    return f"""[Unit]
 Description=fedpriv {what}
 After=network-online.target time-sync.target
 Wants=network-online.target
@@ -101,11 +112,6 @@ NoNewPrivileges=true
 [Install]
 WantedBy=multi-user.target
 """
-
-    units = {"fedpriv-server.service": unit("server", f"deploy server {paths}")}
-    for number in range(clients):
-        units[f"fedpriv-client-{number}.service"] = unit(f"client {number}", f"deploy client /etc/fedpriv/client-{number}.yaml")
-    return units
 
 
 def proxy(certificate: Path, key: Path, authority: Path, host: str, port: int, inner: int) -> str:

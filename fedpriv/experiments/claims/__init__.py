@@ -9,7 +9,6 @@ from fedpriv.experiments.claims.rule import (
     REPRODUCED,
     Verdict,
     decide,
-    mean_interval,
 )
 
 __all__ = [
@@ -22,6 +21,5 @@ __all__ = [
     "Verdict",
     "decide",
     "judge",
-    "mean_interval",
     "metric",
 ]

@@ -26,8 +26,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fedpriv.evaluation.intervals import LEVEL, mean_interval
+
 MIN_SEEDS = 3
-LEVEL = 0.95
 SHORT, WRONG, BEYOND = "short of it on every seed", "wrong sign on every seed", "above the bound on every seed"
 SAME, EXACTLY = "a difference of 0 on every seed", "exactly the bound on every seed"
 REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE = "reproduced", "not reproduced", "inconclusive"
@@ -108,12 +109,3 @@ def _p_of_falling_short(values: Sequence[float], margin: float) -> float:
         return 1.0
     distance, spread = statistics.fmean(values) - margin, statistics.stdev(values) / math.sqrt(len(values))
     return float(t.cdf(distance / spread, len(values) - 1)) if spread else float(distance >= 0 and any(values))
-
-
-def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the mean of at least two values, such as paired differences (Student's t)."""
-    from scipy.stats import t
-
-    mean, count = statistics.fmean(values), len(values)
-    half = float(t.ppf((1 + LEVEL) / 2, count - 1)) * statistics.stdev(values) / math.sqrt(count)
-    return mean - half, mean + half

@@ -14,14 +14,17 @@ from fedpriv.audit.foreign.membership import in_recorded_rounds
 from fedpriv.audit.foreign.record import FolderRecord
 from fedpriv.audit.foreign.replay import compare_with_message
 from fedpriv.audit.foreign.simulation import CannotReplay, SimulatedRecord
-from fedpriv.audit.membership.member_scores import LOSS, REGRESSION
+from fedpriv.audit.membership.member_scores import LIRA, LOSS, REGRESSION
 from fedpriv.audit.progress import Progress
+from fedpriv.audit.record.base import SIMULATED
 from fedpriv.audit.run_audit import AuditOptions
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
 from fedpriv.recorder.reader import Recorded
 from fedpriv.recorder.writer import Recording
 from tests.recorder.loop import federation, recorded, samples, small_net
+
+SILENT = Progress(lambda text: None, None)
 
 
 def test_messages_are_the_recorded_ones(tmp_path: Path) -> None:
@@ -66,9 +69,10 @@ def test_training_that_is_not_as_declared_makes_failures_no_evidence(tmp_path: P
 
 def test_members_are_found_and_the_server_s_own_update_shows_none(tmp_path: Path) -> None:
     record = SimulatedRecord(recorded(tmp_path / "record", rounds=1).folder)
-    members = in_recorded_rounds(record, [], 8, 0, Progress(lambda text: None, None))
+    members = in_recorded_rounds(record, [], 8, 0, SILENT)
     areas = {outcome.attack: outcome.points.auc.value for outcome in members.outcomes if outcome.points is not None}
-    assert areas[REGRESSION] == 1.0 and LOSS in areas
+    assert areas[REGRESSION] == 1.0 and {LOSS, LIRA} <= areas.keys()
+    assert members.epsilon is not None and members.epsilon.lower >= 0 and members.epsilon.upper_so_far is None
     assert any(control.name == "negative" and control.passed for control in members.controls)
 
 
@@ -83,11 +87,70 @@ def test_gradients_are_simulated_as_gradients(tmp_path: Path) -> None:
         record.answered(1, "a", gradient, kind="gradient")
     folder = AuditedFolder(tmp_path)
     assert folder.cannot_simulate is None and "as the record declares" in folder.sentence
-    members = folder.members(AuditOptions(membership_shadows=8), [1], Progress(lambda text: None, None))
+    members = folder.members(AuditOptions(membership_shadows=8), [1], SILENT)
     assert members is not None
     tried = {outcome.attack: outcome.points for outcome in members.outcomes}
     assert tried[LOSS] is None  # there is no model to be confident
     assert tried[REGRESSION] is not None and tried[REGRESSION].auc.value > 0.9
+
+
+def test_the_epsilon_that_clients_state_is_on_the_page(tmp_path: Path) -> None:
+    record = recorded(tmp_path / "record", rounds=1)
+    writer = Recording(record.folder, record.facts)
+    for epsilon in (1.5, 2.5):
+        writer.answered(int(epsilon + 1), "north", small_net().state_dict(), epsilon=epsilon, delta=1e-6)
+    run, _ = audit_recorded(record.folder, None, AuditOptions(1, 0, 0, 1, budget=1e-6), lambda text: None)
+    assert run.epsilon is not None and (run.epsilon.upper, run.epsilon.delta, run.epsilon.level) == (2.5, 1e-6, "client")
+    assert any("2.5" in sentence and "upper bound" in sentence for sentence in run.verdict)
+
+
+def test_records_that_differ_in_a_defence_are_compared(tmp_path: Path) -> None:
+    noise = [{"name": "gaussian", "variance": 1e-8}]
+    folders = [recorded(tmp_path / name, rounds=1, transforms=these).folder for name, these in (("a", ()), ("b", noise))]
+    folders.append(recorded(tmp_path / "c", rounds=1, training={"lr": 0.1, "local_epochs": 1}).folder)
+    plain, defended, unlike = fedpriv.audit(folders, messages=1, membership_shadows=0, label_shadows=0, budget=1e-6).runs
+    assert (defended.cost.against, plain.cost.against, unlike.cost.against) == ("a", None, None)
+    assert defended.defence == ("gaussian(1e-08)",) and '"lr": 0.1' in unlike.config_yaml
+    twin = recorded(tmp_path / "far" / "a", rounds=1).folder
+    with pytest.raises(UsageError, match="2 records are named 'a'"):
+        fedpriv.audit([folders[0], twin])
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_training_by_another_optimiser_is_done_again_and_read_as_no_gradient(tmp_path: Path, optimizer: str) -> None:
+    data, net = samples(6, 1), small_net()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    steps = (torch.optim.Adam if optimizer == "adam" else torch.optim.AdamW)(net.parameters(), 0.01, weight_decay=0.1)
+    for _ in range(3):
+        steps.zero_grad()
+        torch.nn.functional.cross_entropy(net(data[0]), data[1]).backward()
+        steps.step()
+    training = {"optimizer": optimizer, "lr": 0.01, "weight_decay": 0.1, "local_steps": 3}
+    with fedpriv.recording(tmp_path, classes=3, input_shape=(1, 6, 6), net=small_net, training=training) as record:
+        record.truth("a", *data)
+        record.sent(1, "a", before)
+        record.answered(1, "a", net.state_dict())
+    folder = AuditedFolder(tmp_path)
+    assert compare_with_message(folder, 1, 0).distance < 1e-4 and folder.cannot_simulate is None
+    seen = folder.observation(folder.message(1, 0), ThreatModel())
+    assert (seen.kind, seen.schedule) == ("change", None)
+
+
+def test_uploads_with_unknown_transforms_are_not_simulated(tmp_path: Path) -> None:
+    record = AuditedFolder(recorded(tmp_path / "record", rounds=1, transforms=None).folder)
+    assert record.cannot_simulate is not None and "transforms" in record.cannot_simulate.text
+    assert set(SIMULATED) <= record.not_run().keys() and record.members(AuditOptions(), [1], SILENT) is None
+
+
+def test_simulated_uploads_go_through_the_declared_transforms(tmp_path: Path) -> None:
+    noise = [{"name": "clip", "norm": 0.01}, {"name": "gaussian", "variance": 1e-8}]
+    record = SimulatedRecord(recorded(tmp_path / "record", rounds=1, transforms=noise).folder)
+    message, start = record.message(1, 0), record.start(record.message(1, 0))
+    played = record.simulated(message, record.server_samples(torch.arange(6)), 0)
+    assert played is not None
+    change = torch.cat([(played.uploaded[name] - tensor).flatten() for name, tensor in start.items()])
+    whole = torch.cat([(played.state[name] - tensor).flatten() for name, tensor in start.items()])
+    assert float(change.norm()) == pytest.approx(0.01, rel=0.2) and float(whole.norm()) > 0.1
 
 
 @pytest.mark.slow

@@ -1,0 +1,171 @@
+"""Runs that differ in their seeds alone, as a line of a table: mean, deviation, and the paired difference from the best."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from fedpriv.api.comparing import common_score, contradictions, figures, finished_runs, labels, repeated
+from fedpriv.api.gains import Difference, FinishedRun, paired_difference
+from fedpriv.scores.catalogue import Score, beside
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Row = Mapping[str, Any]
+"""The :func:`~fedpriv.api.comparing.figures` of a run."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation (n - 1) over runs; ``None``: too few of them have the value."""
+
+    mean: float | None
+    std: float | None
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Self:
+        known = [value for value in values if value is not None]
+        return cls(statistics.fmean(known) if known else None, statistics.stdev(known) if len(known) > 1 else None)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one label.
+
+    Attributes:
+        score: that all runs are ranked by.
+        runs: the names of all.
+        repeated: of those that repeat another one, and so are not counted.
+        unfinished: how many are not counted, as they are not finished.
+        contradicted: whether runs with one seed have different results, so that there is no mean.
+        counted, seeds, partitions: how many runs are counted, and how many seeds and partitions these have.
+        value: of the score; each run's is the mean over its clients.
+        usual: the same of the score that people read beside it (accuracy, or R2).
+        worst_tenth, bytes_up, bytes_down: means over the counted runs.
+        from_best: the paired difference from the best group, with the same seeds and clients; ``None``: this is the best one, or
+            they have none in common.
+    """
+
+    label: str
+    score: Score
+    runs: tuple[str, ...]
+    repeated: tuple[str, ...]
+    unfinished: int
+    contradicted: bool
+    counted: int
+    seeds: int
+    partitions: int
+    value: Spread
+    usual: Spread
+    worst_tenth: float | None
+    bytes_up: float | None
+    bytes_down: float | None
+    from_best: Difference | None = None
+
+
+def groups(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[str] = "runs") -> DataFrame:
+    """Runs that differ in their seeds alone, in a table with a row for each such group, in the order of the runs.
+
+    Columns are ``label``, ``score`` (that all runs are ranked by; accuracy, if these differ), ``runs`` and ``seeds`` (how many
+    finished ones are counted), ``mean`` and ``std`` of the score over them, the means of ``worst_tenth``, ``bytes_up`` and
+    ``bytes_down``; and ``from_best``, the mean difference from the best group, with its paired 95 % interval ``low``, ``high``:
+    over runs with the same seed and clients, or over the clients of a single run (``over``, ``count``). A share is a number from
+    0 to 1.
+
+    Args:
+        runs: as for :func:`fedpriv.compare`.
+
+    Raises:
+        UsageError: one of them is no run.
+    """
+    import pandas as pd
+
+    from fedpriv.tracking import find_run
+
+    folders = [find_run(os.fspath(run), Path(runs_dir)) for run in runs]
+    return pd.DataFrame([as_row(group) for group in groups_between(folders)])
+
+
+def groups_between(folders: Sequence[Path], named: Sequence[str] | None = None) -> list[Group]:
+    """The groups of runs, in the order of their first runs.
+
+    Args:
+        named: the label of each run, if not that of :func:`~fedpriv.api.comparing.labels`.
+    """
+    rows = [figures(folder) for folder in folders]
+    named = labels(folders, rows) if named is None else named
+    return grouped(rows, named, finished_runs(folders, rows, named).values())
+
+
+def grouped(rows: Sequence[Row], named: Sequence[str], finished: Iterable[FinishedRun]) -> list[Group]:
+    """:func:`groups_between` of figures, labels and the finished runs with their clients' scores."""
+    score, members, by_label = common_score(rows), dict[str, list[tuple[Row, bool]]](), dict[str, dict[Hashable, FinishedRun]]()
+    for label, row, again in zip(named, rows, repeated(named, rows), strict=True):
+        members.setdefault(label, []).append((row, again))
+    for run in finished:
+        by_label.setdefault(run.label, {}).setdefault(run.same, run)
+    contradicted = contradictions(named, rows)
+    alone = [_group(label, score, of_label, label in contradicted) for label, of_label in members.items()]
+    best = best_of(alone)
+    if best is None:
+        return alone
+    theirs = by_label.get(best.label, {})
+
+    def paired(group: Group) -> Group:
+        ours = by_label.get(group.label, {})
+        pairs = [(ours[same], theirs[same]) for same in ours if same in theirs]
+        return replace(group, from_best=paired_difference(pairs)) if pairs else group
+
+    return [group if group is best or group.contradicted else paired(group) for group in alone]
+
+
+def best_of(alone: Sequence[Group]) -> Group | None:
+    """The first of the groups with the best mean score; ``None``: there is no mean."""
+    known = [(group.score.merit(group.value.mean), group) for group in alone if group.value.mean is not None]
+    return max(known, key=lambda pair: pair[0])[1] if known else None
+
+
+def _group(label: str, score: Score, members: Sequence[tuple[Row, bool]], contradicted: bool) -> Group:
+    distinct = [row for row, again in members if not again]
+    done = [row for row in distinct if row["status"] == "finished"]
+    counted = [row for row in done if score.name in row["scores"]]
+    used = [] if contradicted else counted
+    worst, up, down = (Spread.of(row[key] for row in used).mean for key in ("worst_tenth", "bytes_up", "bytes_down"))
+    return Group(
+        label,
+        score,
+        tuple(row["run"] for row, _ in members),
+        tuple(row["run"] for row, again in members if again),
+        len(distinct) - len(done),
+        contradicted,
+        len(counted),
+        *(len({row[key] for row in counted}) for key in ("seed", "partition_hash")),
+        Spread.of(row["scores"].get(score.name) for row in used),
+        Spread.of(row["scores"].get(beside(score).name) for row in used),
+        worst if all(row["metric"] == score.name for row in used) else None,  # else the worst clients are of another score
+        up,
+        down,
+    )
+
+
+def as_row(group: Group) -> dict[str, Any]:
+    """A group as a row of a table; numbers that are not known are ``None``."""
+    difference = dict.fromkeys(("mean", "low", "high", "over", "count")) if group.from_best is None else asdict(group.from_best)
+    return {
+        "label": group.label,
+        "score": group.score.name,
+        "runs": group.counted,
+        "seeds": group.seeds,
+        "mean": group.value.mean,
+        "std": group.value.std,
+        "worst_tenth": group.worst_tenth,
+        "bytes_up": group.bytes_up,
+        "bytes_down": group.bytes_down,
+        "from_best": difference.pop("mean"),
+        **difference,
+    }

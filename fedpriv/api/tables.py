@@ -1,0 +1,75 @@
+"""A table of groups of runs as CSV, LaTeX and Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+
+from rich.filesize import decimal
+
+from fedpriv.api.gains import signed
+from fedpriv.api.groups import Group, as_row
+
+NOTE = (
+    "Mean ± standard deviation over runs. Differences from the best: mean, and 95 % interval (Student's t) of the paired "
+    "differences of runs with the same seed and clients; of a single run, over its clients."
+)
+_LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "–": "--",
+}
+
+
+def head(groups: Sequence[Group]) -> tuple[str, ...]:
+    """The columns of :func:`cells`."""
+    score = groups[0].score
+    less, unit = "" if score.higher_is_better else ", less is better", " in %" if score.in_percent else ""
+    return "runs", "n", f"{score.title}{unit}{less}", "difference from the best (95 %)", "worst tenth", "up", "down"
+
+
+def cells(group: Group) -> tuple[str, ...]:
+    """A line of the table, for people; shares in percent, without the sign."""
+
+    def shown(value: float | None) -> str:
+        return "–" if value is None else group.score.shown(value).removesuffix("%")
+
+    paired, spread = group.from_best, "" if group.value.std is None else f" ± {shown(group.value.std)}"
+    difference = "–" if paired is None else signed(group.score, paired.mean)
+    if paired is not None and paired.low is not None and paired.high is not None:
+        difference += f" ({signed(group.score, paired.low)} to {signed(group.score, paired.high)})"
+    sizes = ("–" if size is None else decimal(round(size)) for size in (group.bytes_up, group.bytes_down))
+    return group.label, str(group.counted), shown(group.value.mean) + spread, difference, shown(group.worst_tenth), *sizes
+
+
+def as_csv(groups: Sequence[Group]) -> str:
+    """All numbers to the last digit, a row a group; shares from 0 to 1."""
+    text, rows = io.StringIO(), [as_row(group) for group in groups]
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def as_markdown(groups: Sequence[Group]) -> str:
+    """The table, and what its numbers are."""
+    columns = head(groups)
+    lines = (columns, ["---", *["---:"] * (len(columns) - 1)], *map(cells, groups))
+    table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    return f"{table}\n\n{NOTE}\n"
+
+
+def as_latex(groups: Sequence[Group]) -> str:
+    """A ``tabular`` of the package booktabs; what its numbers are is a comment."""
+    lines = [" & ".join(map(_escaped, line)) + r" \\" for line in (head(groups), *map(cells, groups))]
+    top = [f"% {NOTE}", r"% needs \usepackage{booktabs}", rf"\begin{{tabular}}{{l{'r' * (len(head(groups)) - 1)}}}", r"\toprule"]
+    return "\n".join([*top, lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _escaped(text: str) -> str:
+    escaped = "".join(_LATEX.get(character, character) for character in text)
+    return re.sub(r"(?<![\w.-])-(?=\d)", "$-$", escaped)  # a minus, no hyphen
