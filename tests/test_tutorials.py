@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,15 @@ from tests.simulation.processes import CONTEXT
 FOLDER = Path(__file__).parent.parent / "docs" / "tutorials"
 IN_A_KERNEL = "own-data-and-net"
 """The one that runs as a reader's does; the others in processes that have imported everything, which halves their time."""
+NEEDS = {"your-flower-app": ("deploy", "cluster")}
+"""Tutorial -> the extras that it needs."""
 pytestmark = pytest.mark.slow
+
+
+def in_this_process() -> list[Any]:
+    """The tutorials but :data:`IN_A_KERNEL`."""
+    names = sorted(path.stem for path in FOLDER.glob("*.ipynb") if path.stem != IN_A_KERNEL)
+    return [pytest.param(name, marks=[pytest.mark.extra(extra) for extra in NEEDS.get(name, ())]) for name in names]
 
 
 def played(tutorial: Path, folder: Path) -> list[str]:
@@ -47,7 +56,7 @@ def assert_fine(shown: list[str]) -> None:
     assert any(shown) and not [text for text in shown if "fedpriv: " in text or "Traceback" in text]
 
 
-@pytest.mark.parametrize("tutorial", sorted(path.stem for path in FOLDER.glob("*.ipynb") if path.stem != IN_A_KERNEL))
+@pytest.mark.parametrize("tutorial", in_this_process())
 def test_a_tutorial_runs(tutorial: str, tmp_path: Path) -> None:
     pytest.importorskip("IPython", reason="needs the group docs: uv run --group docs pytest tests/test_tutorials.py")
     with ProcessPoolExecutor(1, CONTEXT) as pool:

@@ -39,12 +39,13 @@ from fedpriv.audit.progress import Progress
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.experiments.markdown import table
 from fedpriv.files import write_atomically
+from fedpriv.recorder import layout
 from fedpriv.recorder.reader import is_record
 from fedpriv.storage.provenance import git_commit, versions
 
 HERE = Path(__file__).parent
 JOB = HERE.parents[1] / "tests" / "nvflare" / "job"
-CLIENTS, ROUNDS, SAMPLES, OTHERS = 4, 5, 800, 500
+CLIENTS, ROUNDS, SAMPLES, OTHERS = 4, 5, 200, 200
 SHADOWS = 4
 NOISE = "clip:norm=1 gaussian:variance=1e-4"
 KEYS: dict[str, Any] = {
@@ -74,7 +75,7 @@ def write_samples(run: RunRecord, folder: Path) -> None:
     dataset, data = run.federation.dataset, run.federation.data
     folder.mkdir()
     for client in range(CLIENTS):
-        own = data.indices("train", client)
+        own = torch.unique(data.indices("train", client))
         save_file({"images": dataset.train_images[own], "labels": data.labels("train")[own]}, folder / f"{client}.safetensors")
     others = {"images": dataset.test_images.contiguous(), "labels": data.labels("server").contiguous()}
     save_file(others, folder / "others.safetensors")
@@ -119,11 +120,20 @@ def recorded_by_nvflare(folder: Path, python: str) -> Path:
     return folder / "clients"
 
 
+def number_as_partition(record: Path) -> None:
+    """Sort the lines of each round by client: an audit numbers clients by their first answers, and draws candidates by number."""
+    path = record / layout.LINES
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines.sort(key=lambda line: (line["round"], line["client"], line["direction"]))
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+
+
 def inferred(audited: Path) -> dict[str, Any]:
     """Membership inference as an audit does it, in the last round of a run or a record, and what it concludes."""
     began, progress = time.process_time(), Progress(print)
     doubt = None
     if is_record(audited):
+        number_as_partition(audited)
         record = AuditedFolder(audited)
         assert record.cannot_simulate is None, record.cannot_simulate
         doubt = record.sentence
@@ -193,8 +203,8 @@ Does membership inference on a federation in another framework conclude what it 
 initial weights, partition, method and local training; the order of batches is not the same. {CLIENTS} clients with
 {SAMPLES // CLIENTS} images of CIFAR-10 each train for {ROUNDS} rounds: a ResNet-8 with group normalisation in Flower, the net of
 NVFlare's first example in its simulator. One line records each, and `fedpriv.flower.protect` defends as `fedpriv train --defense`
-does. All attacks of an audit that apply, on the messages of the last round, with {SHADOWS} shadow models for each client.
-AUCs may differ by {APART}; larger differences are in bold.
+does. All attacks of an audit that apply, on the messages of the last round, with {SHADOWS} shadow models for each client, and the
+same members and non-members on both sides. AUCs may differ by {APART}; larger differences are in bold.
 
 {lines}
 

@@ -51,6 +51,9 @@ KEYS = {
     "tracking": "tracking.name",
     "tracking_uri": "tracking.uri",
     "run_dir": "run_dir",
+    "title": "about.title",
+    "owner": "about.owner",
+    "data_description": "about.data",
 }
 """Short name -> config key: the options of ``fedpriv train`` with underscores, and ``roles``."""
 Values = Mapping[str, Any]
@@ -100,12 +103,16 @@ class Keys(TypedDict, total=False):
     tracking: str | Values
     tracking_uri: str | None
     run_dir: str | os.PathLike[str] | None
+    title: str | None
+    owner: str | None
+    data_description: str | None
     defense: str | Sequence[str] | None
     variance: float | None
     mask_layers: int | None
     data: Values
     train: Values
     eval: Values
+    about: Values
     wire: Values
     privacy: Values
     threads: int

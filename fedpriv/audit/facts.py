@@ -12,7 +12,7 @@ from fedpriv.audit.before_training import told_before
 from fedpriv.audit.membership.epsilon import measured
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.traffic import conditions, crossed, has_batch_norm, knowledge
-from fedpriv.audit.results import AuditedRun, Cost, Epsilon, EpsilonBounds, ProbeResult, SignalToNoise
+from fedpriv.audit.results import About, AuditedRun, Cost, Epsilon, EpsilonBounds, ProbeResult, SignalToNoise
 from fedpriv.defenses.noise import SNR
 from fedpriv.evaluation.chance import at_chance
 from fedpriv.evaluation.chance import chance as constant_answer
@@ -50,6 +50,7 @@ def facts(record: RunRecord, summary: Mapping[str, Any]) -> AuditedRun:
         versions=facts.get("versions") or {},
         partition_hash=facts["partition_hash"],
         config_yaml=config.to_yaml(),
+        about=About(config.about.title, config.about.owner, config.about.data),
         cost=cost(record, summary),
         snr=signal_to_noise(record.folder.records()),
         wire=crossed(record),

@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -30,7 +31,7 @@ from fedpriv.audit.results import Audit, AuditedRun, ControlResult, Cost, distin
 from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run, check
 from fedpriv.audit.text.recovery import audited
 from fedpriv.config import RunConfig, parse
-from fedpriv.errors import FedprivError
+from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged, write_atomically
 from fedpriv.plugins import load_inherited
 from fedpriv.processes import die_with_parent
@@ -65,6 +66,9 @@ def audit(
         record, _ = check(run_dir)
         record.verify()
         modalities |= set(_modalities(record.config))
+    names = Counter(Recorded(folder).facts.name for folder in run_dirs if is_record(folder))
+    if names and (twice := names.most_common(1)[0])[1] > 1:
+        raise UsageError(f"{twice[1]} records are named {twice[0]!r}; record each with a name of its own (name=)")
     if any(is_record(folder) and Recorded(folder).facts.samples == "texts" for folder in run_dirs):
         modalities.add("text")
     controls = _text_controls(modalities, options.seed, say)
@@ -195,7 +199,7 @@ def _relay(progress: Queue[str | None], say: Say) -> None:
 
 def _compared(runs: Sequence[AuditedRun]) -> tuple[AuditedRun, ...]:
     """The runs with the cost of their defences, and with what would change their answers, by comparison with the others."""
-    configs, compared = [_without_defence(run) if run.source == "run" else None for run in runs], []
+    configs, compared = [None if run.source == "update" else _without_defence(run) for run in runs], []
     for run, config in zip(runs, configs, strict=True):
         others = [] if config is None else zip(runs, configs, strict=True)
         alike = [other for other, its in others if other is not run and its == config]
@@ -224,6 +228,10 @@ def _cost_beside(run: AuditedRun, alike: Sequence[AuditedRun]) -> Cost:
 
 
 def _without_defence(run: AuditedRun) -> dict[str, Any]:
-    """The config of a run without its defences, the place of its records, and its executor, which some defences decide."""
+    """The config of a run without its defences, the place of its records, and its executor, which some defences decide; of a
+    record, what it declares."""
+    if run.source == "record":
+        facts = plain_yaml.load(run.config_yaml)
+        return {name: value for name, value in facts.items() if name not in ("name", "transforms")}
     config = parse(RunConfig, plain_yaml.load(run.config_yaml), f"config of {run.name}")
     return config.model_dump(mode="json", exclude={"wire", "privacy", "run_dir", "tracking", "executor", "device", "threads"})

@@ -860,6 +860,15 @@ class Answer:
     command: str | None = None
 
 
+@dataclass(frozen=True)
+class About:
+    """What a person says of a run: its title, who answers for it, and what the data are; ``None``: nothing."""
+
+    title: str | None = None
+    owner: str | None = None
+    data: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class AuditedRun:
     """One audited run, or one update of a training loop.
@@ -876,6 +885,7 @@ class AuditedRun:
         attributes: an outcome for each column and attacked message, also of those that were not run.
         membership: an outcome for each attack and round, also of those that were not run.
         membership_limit: why a failure to identify members is no evidence; ``None``: it is evidence.
+        about: what a person says of the run.
         not_run: parts of the audit that were left out, and why.
         comparison: attacks on sums beside those on single uploads; ``None``: the run has no secure aggregation.
         seconds: step -> CPU seconds.
@@ -902,6 +912,7 @@ class AuditedRun:
     versions: Mapping[str, str] = field(default_factory=dict)
     partition_hash: str | None = None
     config_yaml: str = ""
+    about: About = About()
     cost: Cost
     snr: tuple[SignalToNoise, ...] = ()
     wire: Wire = field(default_factory=Wire)

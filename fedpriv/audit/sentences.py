@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import mean, median
+from typing import TypeVar
 
 from fedpriv.attacks.inference.canaries import CanaryBound
 from fedpriv.attacks.scoring.scores import Rate
@@ -33,6 +34,8 @@ from fedpriv.audit.results import (
     TextTargetResult,
 )
 
+T = TypeVar("T")
+
 
 def verdict(run: AuditedRun) -> list[str]:
     """The sentences on one run."""
@@ -41,7 +44,7 @@ def verdict(run: AuditedRun) -> list[str]:
         *_messages([target for target in run.images if target.kind == "message"]),
         *(images(target) for target in run.images if target.kind == "single image"),
         *(texts(target, judge_texts.best(target) or judge_texts.naming_words(target)) for target in run.texts),
-        *map(rows, run.rows),
+        *_on_rows(run.rows),
         *(_not_attacked(part, str(run.not_run[part])) for part in left_out if part in run.not_run),
         *(centers(outcome) for outcome in run.centers if judge_images.gives_away(outcome)),
         *_mean_colour(run.mean_colours),
@@ -68,14 +71,27 @@ def images(target: ImageTarget) -> str:
 
 def _messages(targets: Sequence[ImageTarget]) -> Iterator[str]:
     """A sentence for each message; messages on which no attack was mounted, for equal reasons, share one sentence."""
-    unknown: dict[str, list[ImageTarget]] = {}
-    for target in targets:
-        if judge_images.best(target) is None:
-            unknown.setdefault(f"{_not_mounted(target)}: {_reasons(target)}", []).append(target)
-    for target in targets:
-        alike = next((group for group in unknown.values() if target in group), [target])
-        if alike[0] is target:
-            yield _message(alike)
+    for alike in _alike(
+        targets, lambda target: None if judge_images.best(target) else f"{_not_mounted(target)}: {_reasons(target)}"
+    ):
+        yield _message(alike)
+
+
+def _alike(targets: Iterable[T], unknown: Callable[[T], str | None]) -> Iterable[list[T]]:
+    """Each target in a list of its own, or with those on which no attack was mounted for the same reasons.
+
+    Args:
+        unknown: these reasons; ``None``: an attack was mounted.
+    """
+    groups = dict[str | int, list[T]]()
+    for place, target in enumerate(targets):
+        groups.setdefault(unknown(target) or place, []).append(target)
+    return groups.values()
+
+
+def _listed(names: Sequence[str]) -> str:
+    *before, last = names
+    return f"{', '.join(before)} and {last}" if before else last
 
 
 def _message(alike: Sequence[ImageTarget]) -> str:
@@ -85,9 +101,8 @@ def _message(alike: Sequence[ImageTarget]) -> str:
     """
     target, where = alike[0], [target.sender.message_of(target.round) for target in alike]
     if (best := judge_images.best(target)) is None:
-        *before, last = where
-        listed, reveals = (f"{', '.join(before)} and {last}", "they reveal") if before else (last, "it reveals")
-        return f"{_not_mounted(target)} on {listed}, so what {reveals} is not known ({_reasons(target)})."
+        reveals = "they reveal" if len(alike) > 1 else "it reveals"
+        return f"{_not_mounted(target)} on {_listed(where)}, so what {reveals} is not known ({_reasons(target)})."
     rate = best.rate
     if rate.successes == 0:
         by = ", ".join(outcome.attack for outcome, _ in judge_images.ran(target) if outcome.status.is_evidence)
@@ -237,14 +252,25 @@ def _text_reasons(target: TextTargetResult) -> str:
 # Rows
 
 
-def rows(target: RowTarget) -> str:
-    """The sentence on the attacks on a target's rows."""
+def _on_rows(targets: Sequence[RowTarget]) -> Iterator[str]:
+    """A sentence for each target; those on which no attack was mounted, for equal reasons, share one sentence."""
+    for alike in _alike(targets, lambda target: None if judge_rows.best(target) else f"{target.kind}: {_row_reasons(target)}"):
+        yield rows(*alike)
+
+
+def rows(target: RowTarget, *alike: RowTarget) -> str:
+    """The sentence on the attacks on a target's rows.
+
+    Args:
+        alike: further messages on which no attack was mounted either, for the same reasons.
+    """
     easiest = f"clients that hold a single row (simulated by the audit, defences included; round {target.round})"
-    where = target.sender.message_of(target.round) if target.kind == "message" else easiest
+    messages = [message.sender.message_of(message.round) for message in (target, *alike)]
+    where = _listed(messages) if target.kind == "message" else easiest
     if (best := judge_rows.best(target)) is None:
         mounted = any(judge_rows.ran(target))
         whose = " whose failure is evidence" if mounted else ""
-        reveals = "it reveals" if target.kind == "message" else "they reveal"
+        reveals = "they reveal" if alike or target.kind != "message" else "it reveals"
         return f"No attack on rows{whose} was mounted on {where}, so what {reveals} is not known ({_row_reasons(target)})."
     figures, guess = best.figures, judge_rows.guessed(target.baselines)
     cells = f"{figures.cells.share:.0%} of the cells ({_span(figures.cells)}; guesses: {guess.cells.share:.0%})"

@@ -126,7 +126,7 @@ def audit(
     for run in report.runs:
         answer = run.concluded
         out.print(styled("\n", (run.name, "bold"), ": ", (answer.words, "bold")), soft_wrap=True)
-        out.print(f"  What would change it: {answer.change} {answer.command or ''}", soft_wrap=True)
+        out.print(f"  What to do: {answer.change}{f' {answer.command}' if answer.command else ''}", soft_wrap=True)
         for sentence in run.verdict:
             out.print(f"  {sentence}", soft_wrap=True)
         if profile:

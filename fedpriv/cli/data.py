@@ -156,7 +156,7 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
 @click.option("--size", type=click.IntRange(min=8), default=32, show_default=True, metavar="PX", help="Pixels a side.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the pairs.")
 def synthesise(folder: Path, train: int, test: int, size: int, seed: int) -> dict[str, Any]:
-    """Write synthetic image-text pairs into a new FOLDER, a data set in the layout of `disaster`.
+    """Write synthetic image-text pairs into a new FOLDER, a data set in the layout of `medic`.
 
     With the defaults they are those of the data set `disaster_synthetic`. The folder must be new or empty.
 

@@ -238,6 +238,11 @@ def run(
     if run_dir.resolve().parent != paths.runs.resolve():
         raise UsageError(f"--run-dir {config.run_dir}: the runs of a deployment must be in {paths.runs}, for `deploy resume`")
     link = link_of(paths)  # before the request is written, so that none is left if no server answers
+    if config.train.max_update_norm is None and not config.wire.secure_aggregation:
+        say(
+            "note: train.max_update_norm is not set: an upload of any finite size is merged, and one can spoil the model",
+            err=True,
+        )
     note(paths.journal, "run", run_dir.name)
     return _follow(paths, link, Request.write(paths.requests, run_dir, config, clients, settings.answer_within), detach)
 

@@ -277,8 +277,6 @@ def _rounds(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) ->
         how = " (a round without effect counts as none)" if lost else ""
         yield "clients that never took part", f"{summary['clients_never_trained']}{how}{included}"
     yield "time", f"{summary['seconds']:.1f} s for {summary['rounds']} round{'s' * (summary['rounds'] != 1)}"
-    if padded := [record["metrics"]["padding"] for record in records if "padding" in record["metrics"]]:
-        yield "padding of batches in groups", f"{mean(padded):.1%} of the samples"
     if (payloads := summary["payloads"])["files"]:
         size = f"{decimal(payloads['bytes'])} in {payloads['files']} files"
         yield "messages kept", f"{size} (payloads/; set with --keep-payloads)"
@@ -289,8 +287,8 @@ def _next_commands(run: RunFolder, summary: Mapping[str, Any]) -> Iterator[str]:
     config, folder = run.config(), run.path.parent
     path, beside = shlex.quote(os.path.relpath(run.path)), shlex.quote(os.path.relpath(folder))
     options = "" if _is_default(config) else f" --config {path}/config.yaml"
-    if (other := _other_method(config)) is not None:
-        yield f"fedpriv train --method {other}{options}   the same clients, another method"
+    for method, why in _other_methods(run, config):
+        yield f"fedpriv train --method {method}{options}   {why}"
     if summary["payloads"]["files"]:
         yield f"fedpriv audit {path}   what its messages reveal"
     yield f"fedpriv compare {beside}/*" if _only_runs(folder) else f"fedpriv compare {path} OTHER_RUN"
@@ -339,15 +337,21 @@ def _left_out(federation: Federation) -> str:
     return f" ({', '.join(notes)})" if notes else ""
 
 
-def _other_method(config: RunConfig) -> str | None:
-    """A method to compare with under the same config; ``None``: it depends on what a mask hides."""
+def _other_methods(run: RunFolder, config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Methods to compare with under the same config, and why; none where it depends on what a mask hides."""
+    from fedpriv.data.preprocessing.stored import Preprocessing
+
     if any(transform["name"] == "mask" for transform in config.wire.transforms):
-        return None
+        return
     if config.method.name != "fedavg":
-        return "fedavg"  # a composed run's objective and aggregation belong to its method
-    if score_named(config.eval.metric or ACCURACY.name).of_numbers:
-        return "fedrep"  # MpFedcon's centres are of classes
-    return "fedrep" if config.privacy.level != "none" else "mpfedcon"  # no noise covers MpFedcon's class centres
+        yield "fedavg", "the same clients, another method"  # a composed run's objective and aggregation belong to its method
+    elif Preprocessing.load(run.preprocessing_file).kind == "rows":
+        yield "local", "what each client reaches alone"
+        if config.privacy.level == "none":
+            yield "pooled", "all rows in one place: the bound of every federation"
+    else:  # MpFedcon's centres are of classes, and no noise covers them
+        numbers = score_named(config.eval.metric or ACCURACY.name).of_numbers
+        yield "fedrep" if numbers or config.privacy.level != "none" else "mpfedcon", "the same clients, another method"
 
 
 def _ui(tracking: Mapping[str, Any], folder: Path, beside: str) -> str | None:

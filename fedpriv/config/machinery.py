@@ -1,4 +1,5 @@
-"""What runs the clients, and where the records of a run go: no number of a run depends on either, but for rounding."""
+"""What runs the clients, where the records of a run go, and what a person says of it: no number depends on these, but for
+rounding."""
 
 from __future__ import annotations
 
@@ -50,6 +51,21 @@ class ExecutorConfig(Section):
             if self.workers != "ray" and getattr(self, key) is not None:
                 raise ValueError(f"{key} is for workers: ray")
         return self
+
+
+class AboutConfig(Section):
+    """What a person says of a run, for the audit's page and for trackers."""
+
+    title: str | None = Field(None, max_length=200, description="title of the run, in a line")
+    owner: str | None = Field(None, max_length=200, description="who answers for the run")
+    data: str | None = Field(None, max_length=1000, description="what the data are, for a reader who does not know them")
+
+    @field_validator("title", "owner", "data")
+    @classmethod
+    def _can_be_shown(cls, value: str | None) -> str | None:
+        if value is not None and not (value.strip() and value.isprintable()):
+            raise ValueError("one line of text, with characters that can be shown")
+        return value
 
 
 class TrackingConfig(Section):

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
 
 from fedpriv.config.data import DataConfig
-from fedpriv.config.machinery import ExecutorConfig, TrackingConfig
+from fedpriv.config.machinery import AboutConfig, ExecutorConfig, TrackingConfig
 from fedpriv.config.model import ModelConfig
 from fedpriv.config.sections import Section
 from fedpriv.config.training import EvalConfig, TrainConfig
@@ -58,6 +58,7 @@ class RunConfig(Section):
     privacy: PrivacyConfig = PrivacyConfig()
     executor: ExecutorConfig = ExecutorConfig()
     tracking: TrackingConfig = TrackingConfig()
+    about: AboutConfig = AboutConfig()
     seed: NonNegativeInt = Field(0, description="the run's seed; every random draw derives from it")
     device: str = Field("cpu", description="torch device")
     threads: int = Field(1, ge=1, le=1024, description="torch threads; part of the config because float sums depend on it")
@@ -185,6 +186,7 @@ class RunConfig(Section):
             "run_dir": True,
             "plugins": True,
             "tracking": True,
+            "about": True,
             "executor": True,
             "data": {"dir"},
             "eval": {"metric"},

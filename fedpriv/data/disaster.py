@@ -13,6 +13,7 @@ import numpy as np
 
 from fedpriv.data.assembling import assemble
 from fedpriv.data.dataset import Opened
+from fedpriv.data.medic import TASKS
 from fedpriv.data.subsets import hold_out
 from fedpriv.data.tables.columns import Columns
 from fedpriv.data.tables.folders import visible
@@ -125,25 +126,25 @@ def open_pairs(folder: Path, mode: Mode | None = None) -> Opened:
     return assemble(folder.name, tables, replace(_COLUMNS, notes=notes), mode)
 
 
-def open_disaster(data_dir: Path | None) -> Opened:
-    """``<data_dir>/disaster/`` as :func:`open_pairs` reads it, or tables with an image, a text and a label column."""
+def open_damage(data_dir: Path | None) -> Opened:
+    """``<data_dir>/medic/`` as :func:`open_pairs` reads it, or tables with an image, a text and a label column."""
     from fedpriv.data.tables.columns import find_columns
     from fedpriv.data.tables.folders import open_folder, table_files
 
-    folder = data_dir / "disaster" if data_dir else None
+    folder = data_dir / "medic" if data_dir else None
     if folder is None or not folder.is_dir():
         raise UsageError(
-            f"disaster is not at {folder or '<dir>/disaster'}: get the Damage Multimodal Dataset (UCI repository, id 456; for "
-            "research only), put its class folders there and set <dir> by --data-dir or FEDPRIV_DATA; "
-            "disaster_synthetic needs no download"
+            f"medic is not at {folder or '<dir>/medic'}: these are the pairs of the Damage Multimodal Dataset (UCI repository, "
+            "id 456; for research only), whose class folders go there; <dir> is --data-dir or FEDPRIV_DATA. The 71,198 images of "
+            f"MEDIC itself are medic_{', medic_'.join(TASKS)}; disaster_synthetic needs no download"
         )
     if not table_files(folder):
         return open_pairs(folder, "RGB")
     tables = [table for table in open_folder(folder) if table is not None]
     columns = find_columns(tables[0])
     if columns.image is None or columns.text is None:
-        raise UsageError(f"{tables[0].origin} has no {'text' if columns.image else 'image'} column; disaster is image-text pairs")
-    return assemble("disaster", tables, columns, "RGB")
+        raise UsageError(f"{tables[0].origin} has no {'text' if columns.image else 'image'} column; medic is image-text pairs")
+    return assemble("medic", tables, columns, "RGB")
 
 
 def _class_folders(root: Path) -> tuple[str, ...]:

@@ -18,7 +18,8 @@ from torch import Tensor
 from fedpriv.config import DataConfig
 from fedpriv.data.assembling import SampleChoice, assemble
 from fedpriv.data.dataset import Dataset, Opened, Source, Texts, Values
-from fedpriv.data.disaster import open_disaster
+from fedpriv.data.disaster import open_damage
+from fedpriv.data.medic import TASKS, medic_opener
 from fedpriv.data.statistics.cells import Cells
 from fedpriv.data.subsets import hold_out, in_proportion
 from fedpriv.data.synthetic_pairs import open_synthetic
@@ -350,10 +351,13 @@ _SOURCES: Mapping[str, Source] = {
                suggests={"data.partition.name": "class_subsets", "data.partition.classes_per_client": 20,
                          "data.max_tokens": 64, "train.participation": 0.3}),
         # Mouzannar et al. 2018; split as in SimProx (2024), normalised as ImageNet.
-        Source("disaster", "photographs of disasters with tweets, 6 classes; image-text pairs for research only (Mouzannar 2018)",
-               open_disaster, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "fusion",
+        Source("medic", "5,831 photographs with tweets, 6 classes (Mouzannar 2018); SimProx calls these pairs MEDIC",
+               open_damage, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "fusion",
                {"data.partition.name": "dirichlet", "data.partition.alpha": 0.5, "data.image_size": 224, "data.max_tokens": 128,
                 "train.participation": 0.3}),
+        *(Source(f"medic_{task}", f"MEDIC's 71,198 photographs of disasters, labels {task.replace('_', ' ')} (Alam et al. 2022)",
+                 medic_opener(task), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "resnet18", {"data.image_size": 224})
+          for task in TASKS),
         Source("disaster_synthetic", "generated 32 x 32 images and texts in those 6 classes; synthetic pairs, no download",
                lambda _: open_synthetic(), default_model="fusion",
                suggests={"data.partition.name": "dirichlet", "data.partition.alpha": 0.5, "data.max_tokens": 32,

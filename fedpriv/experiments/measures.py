@@ -13,6 +13,7 @@ from fedpriv.experiments.paired import until_as_good
 from fedpriv.experiments.results import Result
 from fedpriv.experiments.spec import Experiment
 from fedpriv.experiments.stored import divergences, stored_results
+from fedpriv.scores.catalogue import ACCURACY, Score, score_named
 
 _PROTOCOLS = ("worst_tenth", "global_accuracy", "fresh_head", "before_merge", "global_before_merge")
 
@@ -24,7 +25,8 @@ class MethodRow:
     Attributes:
         split: the clients' data that are scored, ``test`` or ``validation``.
         accuracy: seed -> mean over clients and over the last ``averaged_rounds`` rounds.
-        mean: ``None`` where the run is self-supervised.
+        score: by which the runs are ranked; ``ranked``: seed -> its mean, as of accuracy.
+        mean: of accuracy; ``None`` where the run is self-supervised, or a regression.
         probe: share of the labels -> accuracy of a linear classifier on the last encoder; empty where the run was not probed.
         sd: standard deviation over the seeds (n - 1); ``None`` with one seed.
         tested_at_end: whether only the last rounds are tested as the method is meant.
@@ -38,6 +40,8 @@ class MethodRow:
     method: str
     split: str
     accuracy: Mapping[int, float]
+    score: Score
+    ranked: Mapping[int, float]
     mean: float | None
     sd: float | None
     worst_tenth: float | None
@@ -176,6 +180,9 @@ def method_rows(results: Results) -> list[MethodRow]:
 def _method_row(label: str, of_label: Mapping[int, Result]) -> MethodRow:
     runs = [of_label[seed] for seed in sorted(of_label)]
     accuracy = {run.seed: run.summary["accuracy"] for run in runs if run.summary["accuracy"] is not None}
+    others = {run.seed: run.summary["ranked"] for run in runs if "ranked" in run.summary}
+    score = score_named(next(iter(others.values()))["metric"]) if others else ACCURACY
+    ranked = {seed: of["mean"] for seed, of in others.items() if of["mean"] is not None} if others else accuracy
     shares = sorted({share for run in runs for share in run.summary.get("probe", {})}, key=float, reverse=True)
 
     # Results of clients that send a report and no weights may lack its bytes.
@@ -190,6 +197,8 @@ def _method_row(label: str, of_label: Mapping[int, Result]) -> MethodRow:
         method=runs[0].config["method"]["name"],
         split=runs[0].summary.get("split", "test"),
         accuracy=accuracy,
+        score=score,
+        ranked=ranked,
         mean=statistics.fmean(accuracy.values()) if accuracy else None,
         sd=statistics.stdev(accuracy.values()) if len(accuracy) > 1 else None,
         **{name: _mean([metric(run, name) for run in runs if accuracy]) for name in _PROTOCOLS},

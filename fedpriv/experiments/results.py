@@ -19,6 +19,7 @@ from fedpriv.files import Damaged, load_json, write_atomically
 from fedpriv.methods.build import with_options
 from fedpriv.models.user_net import is_user_net
 from fedpriv.plugins import load_plugins
+from fedpriv.scores.catalogue import ACCURACY
 from fedpriv.simulation.inputs.texts import on_frozen_features
 from fedpriv.simulation.setup import resolve
 from fedpriv.storage.provenance import other_code
@@ -40,7 +41,7 @@ _OTHER_MODELS = "global_accuracy_"
 
 _NOT_COPIED = ("run_id", "run_dir", "payloads", "accuracy_per_client", "metric", "scores", "constant")
 """Entries of a run's summary that the result leaves out: on its folder, stored elsewhere in the result, or scores beside
-accuracy, which no claim of a paper is about."""
+accuracy and the one that ranks, which no claim of a paper is about."""
 
 
 class Stored:
@@ -100,8 +101,9 @@ class Result(StoredRun):
         config: the resolved config, without keys on storage and tracking.
         summary: accuracy (mean over clients and over the last ``averaged_rounds`` rounds), ``accuracy_per_client``, the same
             after the last round alone (``accuracy_per_client_at_end``) and the round in which each client trained last
-            (``last_update_per_client``), all protocols, bytes (``bytes_round_zero``: the broadcast of the initial model;
-            ``bytes_per_upload``: one client's upload in one round), seconds.
+            (``last_update_per_client``), all protocols, the score that the run is ranked by if that is another one (``ranked``),
+            bytes (``bytes_round_zero``: the broadcast of the initial model; ``bytes_per_upload``: one client's upload in one
+            round), seconds.
         curve: columns, one entry per evaluated round; bytes and seconds are totals since the start; ``test_loss`` is the global
             model's on the server's test set in nats. A run without labels has an entry for every round; where it was probed,
             ``probe/1``, the accuracy of a linear classifier with all labels, and ``probe_as_is/1``, the same without re-estimated
@@ -180,6 +182,7 @@ def collect(folder: RunFolder, label: str) -> Result:
             **{key: value for key, value in summary.items() if key not in _NOT_COPIED},
             "bytes_round_zero": round_zero,
             "bytes_per_upload": round(summary["bytes_up"] / updates) if updates else 0,
+            **_ranked(summary),
             "accuracy_per_client": summary["accuracy_per_client"],
             "accuracy_per_client_at_end": records[-1].get("per_client", {}).get("accuracy", []),
         },
@@ -188,6 +191,14 @@ def collect(folder: RunFolder, label: str) -> Result:
     )
     # The config is not rounded at all, so that it matches the run's to the last digit.
     return Result(**{name: value if name == "config" else rounded(value) for name, value in asdict(result).items()})
+
+
+def _ranked(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The score that a run is ranked by, where that is not accuracy."""
+    metric = summary.get("metric") or ACCURACY.name
+    return (
+        {} if metric == ACCURACY.name else {"ranked": {"metric": metric, "mean": summary["scores"].get(metric, {}).get("mean")}}
+    )
 
 
 def made_as(folder: RunFolder, label: str) -> dict[str, Any]:

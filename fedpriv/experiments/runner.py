@@ -9,12 +9,12 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Literal
+from typing import Any, Literal
 
 from fedpriv.errors import FedprivError
 from fedpriv.experiments.checkout import refuse_changes
@@ -24,6 +24,7 @@ from fedpriv.experiments.results import Result, by_other_code, collect, differen
 from fedpriv.experiments.spec import Experiment
 from fedpriv.experiments.stored import divergence_of, elsewhere
 from fedpriv.processes import python_command
+from fedpriv.scores.catalogue import ACCURACY, score_named
 from fedpriv.storage.provenance import CHECKOUT
 from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking.folder import read_lines
@@ -44,12 +45,13 @@ _POLL = 0.2  # seconds between checks of the processes
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run of the experiment."""
+    """The outcome of a run of the experiment; ``score``: the one that it is ranked by, as it is said."""
 
     label: str
     seed: int
     state: State
     accuracy: float | None = None
+    score: str = ""
     error: str | None = None
 
     @property
@@ -147,8 +149,7 @@ def _message(outcome: Outcome) -> str | None:
     if outcome.state == "diverged":
         return f"{outcome.name}: has no result: {outcome.error}"
     if outcome.state in states:
-        accuracy = "" if outcome.accuracy is None else f", accuracy {outcome.accuracy:.3f}"
-        return f"{outcome.name}: {states[outcome.state]}{accuracy}"
+        return f"{outcome.name}: {states[outcome.state]}{', ' * bool(outcome.score)}{outcome.score}"
     return None
 
 
@@ -213,7 +214,7 @@ class _Runner:
             else:
                 replace(Result.load(stored), leakage=figures).write(stored)
                 state = "collected"
-        return Outcome(label, seed, state, result.summary["accuracy"])
+        return Outcome(label, seed, state, result.summary["accuracy"], _score(result.summary))
 
     def _launch(self, label: str, seed: int, folder: RunFolder) -> _Job:
         if not self.allow_dirty:  # a change since the first run began would train this one
@@ -268,11 +269,20 @@ class _Runner:
     def _store(self, label: str, seed: int, folder: RunFolder, state: State) -> Outcome:
         result = replace(collect(folder, label), leakage=leakage(folder.path))
         result.write(self.experiment.result_file(label, seed))
-        return Outcome(label, seed, state, result.summary["accuracy"])
+        return Outcome(label, seed, state, result.summary["accuracy"], _score(result.summary))
 
     def _ended(self, diverged: Divergence) -> Outcome:
         diverged.write(self.experiment.divergence_file(diverged.label, diverged.seed))
         return Outcome(diverged.label, diverged.seed, "diverged", error=str(diverged))
+
+
+def _score(summary: Mapping[str, Any]) -> str:
+    """The score that a run is ranked by, as it is said; empty: it has none."""
+    ranked = summary.get("ranked", {"metric": ACCURACY.name, "mean": summary["accuracy"]})
+    score = score_named(ranked["metric"])
+    if ranked["mean"] is None:
+        return ""
+    return f"{score.title} {score.shown(ranked['mean']) if score.of_numbers else format(ranked['mean'], '.3f')}"
 
 
 def _is_result_of(result: Result, folder: RunFolder) -> bool:

@@ -107,7 +107,7 @@ def draw_score(axes: Axes, records: Sequence[Record], score: Score = ACCURACY) -
     _score_axis(axes, score)
     _limit(axes, score, 1.02)
     if evaluated or probed:
-        axes.legend(loc="lower right" if score.higher_is_better else "upper right")
+        axes.legend(loc="lower right" if score.higher_is_better or score.high == math.inf else "upper right")
     title = _capital(score.title)
     if evaluated:
         axes.set_title(f"{title}: {score.shown(values[-1])} after round {rounds[-1]}")

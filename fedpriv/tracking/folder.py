@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged, load_json, without_checksum
+from fedpriv.recorder.reader import is_record
 from fedpriv.storage.records import Record, Records, lines_of, parsed
 from fedpriv.storage.run_folder import RunFolder
 
@@ -238,6 +239,8 @@ def _find_folder(run: str, runs_dir: Path) -> Path:
     if matches:
         shown = ", ".join(folder.name for folder in matches[:4]) + (", …" if len(matches) > 4 else "")
         raise UsageError(f"{run!r} fits {len(matches)} runs: {shown}")
+    if is_record(Path(run)):
+        raise UsageError(f"{run} is a record of a federation elsewhere; `fedpriv audit` reads it, and this needs a run")
     if Path(run).is_dir():
         hint = next((f"; it holds runs, such as {path.parent}" for path in Path(run).glob("*/config.yaml")), "")
         raise UsageError(f"{run} is not a run folder (it holds no config.yaml){hint}")

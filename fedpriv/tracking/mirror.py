@@ -366,7 +366,9 @@ class _Copy:
 
 def _description(facts: Mapping[str, Any], run_dir: Path) -> str:
     """A note on the run (Markdown), with the command that repeats it."""
-    return (
+    about = read_yaml(run_dir / "config.yaml").get("about") or {}
+    named = {"": about.get("title"), "Owner: ": about.get("owner"), "Data: ": about.get("data")}
+    return "".join(f"{name}{text}\n\n" for name, text in named.items() if text is not None) + (
         f"{facts['method']} on {dataset_name(facts)}, seed {facts['seed']}. To run it again, with the artifact `config.yaml`:\n\n"
         f"    fedpriv train --config config.yaml\n\nOn its own machine: `fedpriv audit {run_dir.resolve()}`"
     )

@@ -502,7 +502,7 @@ def test_no_target_is_suggested_that_misses_the_finding() -> None:
     run = with_members(member(0.51, 0.4, 0.6, few=point(20, 72, 1e-9)))
     sentence, command = changes(replace(run, answer=answer(run)), [])
     assert words(run) == "Members were identified" and command is None
-    assert sentence == "Not measured. `fedpriv frontier` has no target that measures this, so no command is suggested."
+    assert sentence == "Treat its messages as unsafe. `fedpriv frontier` has no target that measures this."
 
 
 def test_no_range_is_suggested_for_sums() -> None:
@@ -547,12 +547,12 @@ def test_a_model_at_chance_or_an_unknown_leakage_is_no_remedy() -> None:
     assert "no better than guessing" in changes(leaks, [defended(NOTHING, at_chance=True)])[0]
     for level in (SAMPLES, NOT_KNOWN):
         sentence, command = changes(leaks, [defended(level)])
-        assert sentence.startswith("None of the other defences that were audited here (1)")
+        assert sentence.startswith("Treat its messages as unsafe. None of the other defences that were audited here (1)")
         assert command
 
 
 @pytest.mark.parametrize(
-    ("level", "word"), [(NOT_KNOWN, "why this one could not"), (NOTHING, "epsilon"), (CONTRADICTED, "accountant")]
+    ("level", "word"), [(NOT_KNOWN, "could not be mounted"), (NOTHING, "epsilon"), (CONTRADICTED, "accountant")]
 )
 def test_no_change_where_nothing_was_found_or_known(level: int, word: str) -> None:
     sentence, command = changes(with_answer(undefended(), level), [])

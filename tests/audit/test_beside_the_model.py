@@ -93,7 +93,7 @@ def test_a_variate_of_other_images_is_no_evidence(noisy: RunRecord, monkeypatch:
     attacked = singles(noisy)
     of_model, of_variate = attacked.attempts
     assert of_variate.recovered is not None and not of_variate.recovered.successes
-    assert "even with the true images" in of_variate.reasons[-1].text
+    assert "even with the true samples" in of_variate.reasons[-1].text
     found = findings(noisy, attacked)
     (whole,) = found.images
     evident = whole.only([replace(whole.outcomes[0], status=Status("resisted")), *whole.outcomes[1:]])

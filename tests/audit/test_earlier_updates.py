@@ -141,9 +141,9 @@ def test_the_servers_own_update_is_a_first_one_in_fedmias_control(tmp_path: Path
     found, updates = evidence(tmp_path / "run", "scaffold", **{**ALL, "train.rounds": 2}), list[bool]()
     seen = other_clients._scores
 
-    def noted(of: RunRecord, messages: list[Message], *rest: Any) -> Any:
+    def noted(messages: list[Message], *rest: Any) -> Any:
         updates.extend(message.first_update for message in messages)
-        return seen(of, messages, *rest)
+        return seen(messages, *rest)
 
     monkeypatch.setattr(other_clients, "_scores", noted)
     other_clients.against_other_clients(found, 0, candidates(found.federation, 2, 0))

@@ -17,6 +17,7 @@ from fedpriv.audit.page import charts
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.page.svg import Scale
 from fedpriv.audit.results import (
+    About,
     Audit,
     AuditedRun,
     Canaries,
@@ -233,8 +234,18 @@ def test_feature_distance_is_a_column_or_a_note() -> None:
 def test_the_page_begins_with_an_answer_for_each_run(page: Page, markdown: str) -> None:
     for text in (page.text, markdown):
         first = text[: text.index("uploaded")]
-        for sentence in (*(run.concluded.words for run in findings().runs), "What would change it", "Not tried"):
+        for sentence in (*(run.concluded.words for run in findings().runs), "What to do", "Not tried"):
             assert sentence in first
+
+
+def test_what_a_person_says_of_a_run_is_on_its_page() -> None:
+    about = About("Readmission <30 days", "A. Owner", "patients of four hospitals")
+    audit = of_first(findings(), about=about)
+    alone = replace(audit, runs=audit.runs[:1])
+    for text in (render_html(alone, pictures()), render_html(audit, pictures())):
+        assert "Readmission &lt;30 days" in text and "A. Owner" in text and "patients of four hospitals" in text
+    assert render_markdown(alone).startswith("# Privacy audit: Readmission")
+    assert "Privacy audit of" in render_markdown(audit).splitlines()[0]
 
 
 def test_nothing_is_fetched_and_nothing_runs(page: Page) -> None:
@@ -465,5 +476,5 @@ def test_commands_are_code_in_markdown() -> None:
         return render_markdown(of_first(findings(), answer=replace(run.concluded, change="Not measured.", command=command)))
 
     command = "fedpriv frontier --target 'recovered<=0'"
-    assert f"* **What would change it**: Not measured. `{command}`\n" in markdown_with(command)
+    assert f"* **What to do**: Not measured. `{command}`\n" in markdown_with(command)
     assert "Not measured. `` echo `date` ``\n" in markdown_with("echo `date`")

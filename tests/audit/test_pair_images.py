@@ -108,7 +108,7 @@ def test_an_attack_is_tried_on_undefended_messages_of_this_net(runs: Runs, lacki
 
     assert tried("analytic-features", adam=100, lbfgs=8).passed
     assert "dlg recovers 0 of 4 photographs" in tried("dlg", steps=2, restarts=0).sentence
-    assert "even with the true images" in (target.doubt() or "")  # dropout of the image branch
+    assert "even with the true samples" in (target.doubt() or "")  # dropout of the image branch
 
 
 def test_so_it_is_where_nothing_is_known_of_the_texts(runs: Runs) -> None:

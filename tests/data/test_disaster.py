@@ -56,20 +56,20 @@ def test_labels_are_read_without_the_samples(tmp_path: Path) -> None:
 def test_the_published_counts_give_the_published_split(tmp_path: Path) -> None:
     for cls, (train, test) in PUBLISHED.items():
         for half, suffix in (("images", "jpg"), ("text", "txt")):
-            (tmp_path / "disaster" / cls / half).mkdir(parents=True)
+            (tmp_path / "medic" / cls / half).mkdir(parents=True)
             for place in range(train + test):
-                (tmp_path / "disaster" / cls / half / f"{place}.{suffix}").touch()
-    opened = load_labels("disaster", tmp_path)
+                (tmp_path / "medic" / cls / half / f"{place}.{suffix}").touch()
+    opened = load_labels("medic", tmp_path)
     assert opened.classes == tuple(sorted(PUBLISHED))
     assert len(opened.train_labels) == 5247 and len(opened.test_labels) == 584
     assert [*zip(np.bincount(opened.train_labels), np.bincount(opened.test_labels), strict=True)] == [*PUBLISHED.values()]
     assert opened.notes == ["there is no test split: the published number of pairs of each class is held out"]
-    by_path = load_labels(str(tmp_path / "disaster"))
+    by_path = load_labels(str(tmp_path / "medic"))
     assert np.array_equal(by_path.test_labels, opened.test_labels)
     # Another number of pairs is another data set: a tenth of each class.
     for half, suffix in (("images", "jpg"), ("text", "txt")):
-        (tmp_path / "disaster" / "fires" / half / f"7.{suffix}").unlink()
-    assert np.bincount(load_labels("disaster", tmp_path).test_labels).tolist() == [139, 51, 34, 38, 24, 296]
+        (tmp_path / "medic" / "fires" / half / f"7.{suffix}").unlink()
+    assert np.bincount(load_labels("medic", tmp_path).test_labels).tolist() == [139, 51, 34, 38, 24, 296]
 
 
 @pytest.mark.parametrize("name", ["test", "valid"])
@@ -144,14 +144,14 @@ def test_a_folder_of_images_is_none_of_pairs(tmp_path: Path) -> None:
     assert holds_pairs(tmp_path / "pairs")
 
 
-def test_disaster_by_name(tmp_path: Path) -> None:
-    write_pairs(tmp_path / "disaster", {"fires": 10, "flood": 10})
-    loaded = load_dataset("disaster", tmp_path, image_size=16)
-    assert loaded.name == "disaster" and loaded.default_model == "fusion" and loaded.mean == (0.485, 0.456, 0.406)
+def test_the_pairs_by_the_name_of_the_paper(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "medic", {"fires": 10, "flood": 10})
+    loaded = load_dataset("medic", tmp_path, image_size=16)
+    assert loaded.name == "medic" and loaded.default_model == "fusion" and loaded.mean == (0.485, 0.456, 0.406)
     assert loaded.input_shape == (3, 16, 16) and loaded.suggests["data.image_size"] == 224
-    for folder in (None, tmp_path / "disaster"):
-        with pytest.raises(UsageError, match=r"id 456.*disaster_synthetic needs no download"):
-            load_labels("disaster", folder)
+    for folder in (None, tmp_path / "medic"):
+        with pytest.raises(UsageError, match=r"id 456.*medic_damage_severity.*disaster_synthetic needs no download"):
+            load_labels("medic", folder)
 
 
 def test_disaster_as_tables(tmp_path: Path) -> None:
@@ -159,14 +159,14 @@ def test_disaster_as_tables(tmp_path: Path) -> None:
         features = datasets.Features({"image": datasets.Image(), "tweet_text": datasets.Value("string"),
                                       "label": datasets.ClassLabel(names=["fires", "flood"])})  # fmt: skip
         kept = datasets.Features({column: features[column] for column in columns})
-        datasets.Dataset.from_dict(columns, features=kept).to_parquet(tmp_path / "disaster" / f"{name}.parquet")
+        datasets.Dataset.from_dict(columns, features=kept).to_parquet(tmp_path / "medic" / f"{name}.parquet")
 
-    (tmp_path / "disaster").mkdir()
+    (tmp_path / "medic").mkdir()
     images: list[object] = [{"bytes": encoded(one), "path": None} for one in pixels(4, 6, 5, 3)]
     for split in ("train", "test"):
         write(split, image=images, tweet_text=["a", "b", "c", "d"], label=[0, 1, 0, 1])
-    loaded = load_dataset("disaster", tmp_path, image_size=8)
+    loaded = load_dataset("medic", tmp_path, image_size=8)
     assert loaded.texts == (("a", "b", "c", "d"),) * 2 and loaded.test_labels.tolist() == [0, 1, 0, 1]
     write("train", image=images, label=[0, 1, 0, 1])
-    with pytest.raises(UsageError, match=r"train\.parquet has no text column; disaster is image-text pairs"):
-        load_labels("disaster", tmp_path)
+    with pytest.raises(UsageError, match=r"train\.parquet has no text column; medic is image-text pairs"):
+        load_labels("medic", tmp_path)

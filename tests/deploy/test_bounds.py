@@ -109,6 +109,29 @@ def test_bodies_wait_for_room_and_one_key_leaves_some_for_others() -> None:
     assert asyncio.run(scenario()) == ["greedy 0", "greedy 1", "honest"]
 
 
+@pytest.mark.extra("deploy")
+def test_a_reply_in_another_node_s_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastapi import HTTPException
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.proto.message_pb2 import Message, Metadata
+    from flwr.proto.node_pb2 import Node
+    from flwr.superlink.servicer.fleet import fleet_handlers
+
+    from fedpriv.deploy.flower.internals import check_senders
+
+    passed = list[Any]()
+    monkeypatch.setattr(fleet_handlers, "push_messages", lambda request, state: passed.append(request))
+    check_senders()
+    for sender in (7, 8):
+        request = PushMessagesRequest(node=Node(node_id=7), messages_list=[Message(metadata=Metadata(src_node_id=sender))])
+        if sender == 7:
+            fleet_handlers.push_messages(request=request, state=None)  # type: ignore[arg-type]
+        else:
+            with pytest.raises(HTTPException, match="403"):
+                fleet_handlers.push_messages(request=request, state=None)  # type: ignore[arg-type]
+    assert [request.messages_list[0].metadata.src_node_id for request in passed] == [7]
+
+
 def status_of(pid: int, name: str) -> int:
     """A figure of a process, such as ``VmHWM`` (bytes)."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
@@ -137,7 +160,7 @@ def test_a_body_without_a_login_costs_a_server_less_than_64_mib(server: tuple[An
     link, port, pid = server
     before = status_of(pid, "VmHWM")
     room = status_of(pid, "VmSize") + 512 * MIB  # address space, of which threads reserve some
-    resource.prlimit(pid, resource.RLIMIT_AS, (room, room))
+    resource.prlimit(pid, resource.RLIMIT_AS, (room, resource.prlimit(pid, resource.RLIMIT_AS)[1]))
     with connected(link, port) as peer:
         peer.sendall(f"POST /v1/fleet/push-object HTTP/1.1\r\nhost: x\r\n{framing}\r\n\r\n".encode())
         block = b"100000\r\n" + bytes(MIB) + b"\r\n" if "chunked" in framing else bytes(MIB)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.operation.members import Member
 from fedpriv.deploy.server_run import STOP, start
 from fedpriv.deploy.transport import Transport
+from fedpriv.errors import FedprivError
 from fedpriv.storage.run_folder import RunFolder
 from tests.deploy.apart import client_nodes, go_on
 from tests.deploy.loopback import Loopback
@@ -107,3 +110,26 @@ def test_a_removed_client_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.
     answers = dict(Transport(network, lambda: gone).exchange(frames, 600, 1))
     assert answers[1] == "it was removed at noon" and isinstance(answers[0], Frame)
     assert clock.now < transport.JOIN_AGAIN
+
+
+def test_status_watch_shows_the_clients_again_and_says_when_the_server_is_away(
+    tmp_path: Path, fedpriv: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = make(tmp_path / "d", 2, "server.example.org")
+    states = iter(["online", "offline", None])
+
+    def link_of(paths: Any) -> Any:
+        if (state := next(states)) is None:
+            raise FedprivError("no server answers")
+        return SimpleNamespace(nodes=lambda: [SimpleNamespace(name="client-0", status=state)])
+
+    pauses = iter([None, None, KeyboardInterrupt])
+
+    def sleep(seconds: float) -> None:
+        if (end := next(pauses)) is not None:
+            raise end
+
+    monkeypatch.setattr(deploy_members, "link_of", link_of)
+    monkeypatch.setattr(deploy_members, "time", SimpleNamespace(sleep=sleep, strftime=time.strftime))
+    shown = fedpriv("deploy", "status", paths.path, "--watch").stdout.split()
+    assert [word for word in shown if word in ("online", "offline", "answers")] == ["online", "offline", "answers"]

@@ -107,7 +107,8 @@ def test_own_images_are_scaled_once_all_clients_are_known(tmp_path: Path) -> Non
     write_folder(tmp_path / "photos", list(pixels(40, 8, 8)), [0, 1] * 20)
     own, asked = Source(str(tmp_path / "photos")), {"data.limit": None, "data.partition.name": "iid"}
     (facts,) = described(tmp_path, own, **asked).entries
-    assert facts["unscaled"] == {"columns": (), "channels": 1, "images": True, "arrays": None} and facts["form"]["shape"] == (
+    unscaled = {"columns": (), "channels": 1, "images": True, "arrays": None, "target": None}
+    assert facts["unscaled"] == unscaled and facts["form"]["shape"] == (
         1,
         8,
         8,

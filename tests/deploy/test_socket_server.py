@@ -19,6 +19,7 @@ from fedpriv.deploy.client.socket_server import serve
 from fedpriv.deploy.client.source import Source
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.handshake import HANDSHAKE
+from fedpriv.deploy.operation.counters import Counters
 from fedpriv.deploy.stream import ask, write
 from fedpriv.wire.message import Refused
 
@@ -29,6 +30,7 @@ class Slow:
 
     may: threading.Event = field(default_factory=threading.Event)
     asked: list[Any] = field(default_factory=list)
+    counters: Counters = field(default_factory=lambda: Counters(None))
 
     def answer(self, frame: Frame) -> Frame:
         self.asked.append(frame.head["n"])

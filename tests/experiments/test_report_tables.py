@@ -41,6 +41,20 @@ def test_missing_seeds_have_a_dash_and_no_one_wins_without_them(tmp_path: Path) 
     assert "**" not in table and "None is bold: they have other seeds, or are scored on other data." in texts
 
 
+def test_runs_are_compared_by_the_score_that_they_are_ranked_by(tmp_path: Path) -> None:
+    path = write_yaml(tmp_path, runs={label: FIVE[label] for label in ("local", "fedavg")})
+    for label, (accuracy, ranked) in {"local": (0.9, 0.5), "fedavg": (0.8, 0.7)}.items():
+        file = write_result(path, label, 0, {19: accuracy, 20: accuracy})
+        result = Result.load(file)
+        summary = result.summary | {"ranked": {"metric": "balanced_accuracy", "mean": ranked}}
+        replace(result, summary=summary).write(file)
+    table = tables.accuracy(Comparison.of(read(path)))[1]
+    assert "| method | balanced accuracy | test accuracy |" in table
+    assert row(table, "fedavg").startswith("| fedavg | **70.0%** | 80.00 |") and row(table, "local").startswith(
+        "| local | 50.0% | 90.00"
+    )
+
+
 def test_seeds_are_named_over_claims(tmp_path: Path) -> None:
     claims = [{"id": "C", "statement": "s", "of": label, "above": 0.1} for label in ("fedavg", "fedrep")]
     path = write_yaml(tmp_path, runs=FIVE, seeds=[0, 1, 2], claims=claims)

@@ -50,6 +50,7 @@ def make_run(
     level: float = 0.9,
     status: str = "finished",
     uri: str | None = None,
+    about: dict[str, str | None] | None = None,
     **settings: Any,
 ) -> Path:
     """Write a run folder with ``rounds`` rounds and return it."""
@@ -65,6 +66,7 @@ def make_run(
         "tracking": {"name": "mlflow", "uri": uri, "experiment": "fedpriv"},
         "seed": seed,
         "run_dir": None,
+        "about": about or {},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     records = [line(number, level=level, clients=clients, seed=seed, **settings) for number in range(rounds + 1)]

@@ -67,6 +67,12 @@ def test_run_names_have_options_and_defences(runs_dir: Path) -> None:
     assert name == "mpfedcon:mu=5,negative=R2 · digits · s0 · clip:norm=1.0"
 
 
+def test_what_a_person_says_of_a_run_is_in_its_note(runs_dir: Path) -> None:
+    folder = make_run(runs_dir, about={"title": "Readmission", "owner": "A. Owner", "data": None})
+    note = client(runs_dir).get_run(sync(folder).mlflow_run_id).data.tags["mlflow.note.content"]
+    assert note.startswith("Readmission\n\nOwner: A. Owner\n\nmpfedcon on digits")
+
+
 def test_a_finished_run_arrives_whole(runs_dir: Path) -> None:
     folder = make_run(runs_dir, rounds=20, clients=12)
     report = sync(folder)

@@ -76,7 +76,7 @@ class Agreement(NamedTuple):
             return None
         far = f"a tensor's length differs by a factor of {self.factor:.3g}, at most {most} is allowed"
         why = far if alike else f"cosine {self.cosine:.3f}, {least} needed"
-        return f"even with the true images, {what} ({why})"
+        return f"even with the true samples, {what} ({why})"
 
 
 def as_one_step(observation: Observation) -> Observation | None:

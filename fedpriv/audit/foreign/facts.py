@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from dataclasses import asdict
 
 from fedpriv.audit.foreign.record import FolderRecord
 from fedpriv.audit.record.traffic import IN_TRANSIT, has_batch_norm, net_conditions
 from fedpriv.audit.results import AuditedRun, Cost, Epsilon, RoundTraffic, Wire
+from fedpriv.recorder.layout import Facts
 
 
 def run_facts(record: FolderRecord) -> AuditedRun:
@@ -25,6 +28,10 @@ def run_facts(record: FolderRecord) -> AuditedRun:
     ]
     if any(line.num_examples is not None for line in lines):
         knows.append("receives each client's number of training samples")
+    if statistics := record.statistics():
+        knows.append(f"receives statistics besides weights: {', '.join(statistic.what for statistic in statistics)}")
+    if record.transforms:
+        knows.append(f"knows the transforms of an upload: {', '.join(map(str, record.transforms))}")
     first = record.update(record.message(*record.messages()[0]))
     return AuditedRun(
         source="record",
@@ -33,22 +40,29 @@ def run_facts(record: FolderRecord) -> AuditedRun:
         run_dir=str(record.recorded.folder),
         method=f"recorded federation{where}",
         title=f"A federation{where}, as it was recorded",
-        dataset=f"{facts.samples} of {'x'.join(map(str, facts.input_shape))}",
+        dataset=_dataset(facts),
         model=facts.net or type(record.model).__name__,
         modalities=record.modalities,
         seed=record.seed,
         clients=len(clients),
         participants=max(answers.values()),
         rounds=len(rounds),
-        defence=tuple(str(transform) for transform in record.transforms),
+        defence=("not known",) if facts.transforms is None else tuple(str(transform) for transform in record.transforms),
         cost=Cost(bytes_up=sum(it.bytes_up for it in traffic), bytes_down=sum(it.bytes_down for it in traffic)),
         wire=Wire(tuple(first.tensor_infos()), rounds=tuple(traffic)),
         server_knows=tuple(knows),
         outsider_knows=IN_TRANSIT,
         epsilon=_epsilon(record),
+        config_yaml=json.dumps(asdict(facts), indent=1),
         conditions=net_conditions(record.net.split),
         batch_norm=has_batch_norm(record.net.split),
     )
+
+
+def _dataset(facts: Facts) -> str:
+    if facts.samples == "images":
+        return f"images of {'x'.join(map(str, facts.input_shape))}"
+    return f"rows of {len(facts.columns)} columns" if facts.columns else f"texts of up to {facts.input_shape[0]} tokens"
 
 
 def _epsilon(record: FolderRecord) -> Epsilon | None:

@@ -187,6 +187,8 @@ def _members_open(run: AuditedRun) -> str | None:
 
 
 def _labels_open(run: AuditedRun) -> str | None:
+    if (reason := run.not_run.get("classes")) is not None:
+        return str(reason)
     if was_cut(run.not_run.get("shadow clients")):
         return "inference of classes was cut by the audit's budget"
     if why := classes.limit_of_rules(run.labels):

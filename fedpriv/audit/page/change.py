@@ -1,4 +1,4 @@
-"""What would change a run's answer: a defence that was audited beside it, or a command that searches for a defence."""
+"""What to do about a run's answer: take a defence that was audited beside it, or search for one with a command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REMOVABLE = {"centers", "counts"}
 
 
 def changes(run: AuditedRun, alike: Sequence[AuditedRun]) -> tuple[str, str | None]:
-    """What would change a run's answer: a sentence, and a command that searches for a defence where none was measured.
+    """What to do about a run's answer: a sentence, and a command that searches for a defence where none was measured.
 
     Args:
         alike: audited runs that differ from it in the defence alone.
@@ -32,20 +32,21 @@ def changes(run: AuditedRun, alike: Sequence[AuditedRun]) -> tuple[str, str | No
     if level == NOTHING:
         return "Nothing, by these attacks. A stronger attack may find more; only an epsilon bounds what all of them can.", None
     if level == NOT_KNOWN:
-        return "An audit that can mount these attacks; why this one could not is said below.", None
+        return "Treat its messages as unsafe. Why these attacks could not be mounted is said below.", None
     if run.source == "update":
-        return "A run with a defence, audited.", None
-    if run.source == "record":
-        return "The same federation with a defence, recorded and audited.", None
+        return "Treat the message as unsafe. Add a defence, and audit a message with it.", None
     better = [other for other in alike if other.concluded.level > level and other.concluded.level != NOT_KNOWN]
     if useful := [other for other in better if not other.cost.at_chance]:
         best = max(useful, key=lambda other: (other.cost.merit, -other.cost.bytes_up))
         return f"{_defended(best)}: “{best.concluded.words}”{_cost(best, run)}.", None
     if better:
         return f"{_defended(better[0])}: “{better[0].concluded.words}”, but its model is no better than guessing.", None
-    tried = f"None of the other defences that were audited here ({len(alike)})." if alike else "Not measured."
+    if run.source == "record":
+        return "Treat its messages as unsafe. Record the federation with a defence, and audit both together.", None
+    tried = "Treat its messages as unsafe."
+    tried += f" None of the other defences that were audited here ({len(alike)}) changes that." if alike else ""
     if (target := _target(run)) is None:
-        return f"{tried} `fedpriv frontier` has no target that measures this, so no command is suggested.", None
+        return f"{tried} `fedpriv frontier` has no target that measures this.", None
     return f"{tried} This command searches for the most accurate defence that meets `{target}`:", _command(run, target)
 
 

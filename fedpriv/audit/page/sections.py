@@ -44,7 +44,7 @@ from fedpriv.audit.page.blocks import (
     measured,
     nothing,
 )
-from fedpriv.audit.results import Audit, AuditedRun, TargetKind, TensorInfo
+from fedpriv.audit.results import About, Audit, AuditedRun, TargetKind, TensorInfo
 from fedpriv.scores.catalogue import score_named
 
 _NONE = "No run was audited."
@@ -54,6 +54,8 @@ def title(audit: Audit) -> str:
     """The heading of the page."""
     if audit.runs and audit.runs[0].source == "update":
         return "Privacy audit of one update"
+    if len(audit.runs) == 1 and (given := audit.runs[0].about.title) is not None:
+        return f"Privacy audit: {given}"
     return f"Privacy audit of {len(audit.runs)} federated run{'s' * (len(audit.runs) != 1)}"
 
 
@@ -70,7 +72,7 @@ def sections(audit: Audit) -> list[Section]:
         *([_tradeoff(audit.runs)] if _some(audit.runs, "image") or not audit.runs else []),
         *(_run(number, run) for number, run in enumerate(audit.runs, 1)),
         Section("Controls", controls, anchor="controls", link="Controls"),
-        Section("Terms", [Facts(words.GLOSSARY.items(), "terms")], anchor="terms", link="Terms"),
+        _terms(audit.runs),
     ]
 
 
@@ -85,9 +87,13 @@ def _some(runs: Sequence[AuditedRun], modality: str) -> bool:
 
 def _answer(runs: Sequence[AuditedRun]) -> Section:
     cards: list[Block] = [_card(number, run) for number, run in enumerate(runs, 1)]
+    return Section("Answer", cards or [nothing(_NONE)], anchor="answer", link="Answer")
+
+
+def _terms(runs: Sequence[AuditedRun]) -> Section:
     meant = [words.RULES.format(words=", ".join(WORDS)), *([words.RULES_OF_ROWS] if any(run.rows for run in runs) else [])]
-    rules = Paragraph(" ".join(meant), "soft")
-    return Section("Answer", [*(cards or [nothing(_NONE)]), rules], anchor="answer", link="Answer")
+    terms = {"answer": " ".join(meant)} | words.GLOSSARY
+    return Section("Terms", [Facts(terms.items(), "terms")], anchor="terms", link="Terms")
 
 
 def _card(number: int, run: AuditedRun) -> Section:
@@ -109,10 +115,16 @@ def _card(number: int, run: AuditedRun) -> Section:
         Paragraph(Styled(answer.words, "strong"), "words"),
         Paragraph(answer.sentence),
         *drawings,
-        Facts([("What would change it", change), ("Guarantee", guarantee)]),
+        Facts([("What to do", change), ("Guarantee", guarantee), *_about(run.about)]),
         Details(f"Not tried ({len(answer.not_tried)})", [Bullets(answer.not_tried)]),
     )
     return Section("", blocks, f"answer level-{answer.level}")
+
+
+def _about(about: About) -> Iterator[tuple[str, str]]:
+    for name, text in (("Title", about.title), ("Owner", about.owner), ("Data", about.data)):
+        if text is not None:
+            yield name, text
 
 
 def _summary(runs: Sequence[AuditedRun]) -> Section:
@@ -217,10 +229,11 @@ def _tradeoff(runs: Sequence[AuditedRun]) -> Section:
 def _run(number: int, run: AuditedRun) -> Section:
     method, model = Styled(run.method, "code"), Styled(run.model, "code")
     extent = f"{run.participants} of {run.clients} clients a round, {run.rounds} rounds, seed {run.seed}"
-    about: tuple[Inline, ...] = (f"{run.title} ({run.paper}), ", method, " with ", model, f" on {run.dataset}: {extent}. ")
+    paper = f" ({run.paper})" if run.paper else ""
+    about: tuple[Inline, ...] = (f"{run.title}{paper}, ", method, " with ", model, f" on {run.dataset}: {extent}. ")
     if run.source == "update":
         about = (f"{run.title}: ", model, f" on {run.dataset}, without a run around it. ")
-    defence = f"Defence: {listed(run.defence, 'none' if run.source == 'run' else 'not known')}."
+    defence = f"Defence: {listed(run.defence, 'not known' if run.source == 'update' else 'none')}."
     known = {"The server": run.server_knows, "An outsider in transit": run.outsider_knows}
     known["Conditions of this run"] = run.conditions
     sides = [Section(who, [Bullets(facts, "Nothing is stated.")]) for who, facts in known.items()]

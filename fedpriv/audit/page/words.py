@@ -40,10 +40,7 @@ LABELS_TOGETHER = (
     "From all kept messages of a client together: a class counts as present if at least half of the messages show it, and counts "
     "are means."
 )
-RULES = (
-    "The words follow rules, of which the first that holds decides: {words}. They are never stronger than the attacks that were "
-    "mounted, which are below with their results."
-)
+RULES = "One of these, the first whose rule holds: {words}. It is never stronger than the attacks that were mounted."
 TRADEOFF = (
     "Each disc is a run, numbered as above: to the right is more accurate, lower is less recovered by the best attacker from "
     "real messages. The area is the bytes uploaded, the vertical line the 95 % interval of what was recovered. A dotted line "

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 from fedpriv.config import RunConfig
 from fedpriv.errors import UsageError
-from fedpriv.methods.base import Method
+
+if TYPE_CHECKING:
+    from fedpriv.methods.base import Method
 
 
 class Requires(BaseModel):

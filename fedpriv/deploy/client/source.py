@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from fedpriv.config import DataConfig
-from fedpriv.data.sources import sources
 from fedpriv.errors import UsageError
 
 MIN_TESTED = 10
@@ -42,7 +41,7 @@ class Source:
     @property
     def private(self) -> bool:
         """Whether the samples may differ from a public data set."""
-        return self.dir is not None or (self.name is not None and self.name not in sources())
+        return self.dir is not None or (self.name is not None and not _is_registered(self.name))
 
     def of_run(self, data: DataConfig) -> DataConfig:
         """A run's data config, with the files and columns that this client chooses.
@@ -57,7 +56,7 @@ class Source:
                 f"at least {MIN_TESTED}"
             )
         if self.name is None:
-            if data.name not in sources():
+            if not _is_registered(data.name):
                 raise UsageError(
                     "clients open only registered data sets for a server; the client's file says where its own are (data.name); "
                     f"the run's config names {data.name!r}"  # at the end, as the server is not sent what follows a path
@@ -75,3 +74,10 @@ class Source:
         columns = {"label": self.label, "features": kept, "drop": drop}
         partition = {} if self.share == "partition" else {"partition": data.partition.model_copy(update={"column": None})}
         return data.model_copy(update={"name": self.name, "dir": self.dir, **columns, **partition})
+
+
+def _is_registered(name: str) -> bool:
+    """Whether a data set is registered. Imports torch, which the processes that only read the file do without."""
+    from fedpriv.data.sources import sources
+
+    return name in sources()

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable
 from functools import cache
+from http import HTTPStatus
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import SimpleNamespace
@@ -134,3 +135,22 @@ def use_protocol(protocol: type) -> None:
         serve(**{**options, "http": protocol, "access_log": False})
 
     module.uvicorn = SimpleNamespace(run=run)
+
+
+def check_senders() -> None:
+    """Have the SuperLink refuse replies whose sender, as they say, is not the node that is logged in.
+
+    Flower compares the sender with the receiver of the message that is replied to, but not with the login.
+    """
+    require_flower()
+    from fastapi import HTTPException
+
+    module: Any = import_module("flwr.superlink.servicer.fleet.fleet_handlers")
+    push = module.push_messages
+
+    def checked(request: Any, state: Any) -> Any:
+        if any(message.metadata.src_node_id != request.node.node_id for message in request.messages_list):
+            raise HTTPException(HTTPStatus.FORBIDDEN, "a reply in another node's name")
+        return push(request=request, state=state)
+
+    module.push_messages = checked

@@ -21,7 +21,7 @@ from flwr.superlink.routers.fleet.node_auth import authenticate_node
 from starlette.datastructures import Headers
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from fedpriv.deploy.flower.internals import add_middleware, use_protocol
+from fedpriv.deploy.flower.internals import add_middleware, check_senders, use_protocol
 from fedpriv.deploy.operation.bounds import (
     HEADER,
     MAX_ANONYMOUS,
@@ -128,7 +128,7 @@ def _is_local(scope: Mapping[str, Any]) -> bool:
 
 def registered_key(app: Any, headers: Headers) -> bytes:
     """The registered public key by which a request is signed; :class:`_Refused` if there is none."""
-    login = SimpleNamespace(headers=headers, app=app, state=SimpleNamespace(protobuf_request=ActivateNodeRequest()))
+    login: Any = SimpleNamespace(headers=headers, app=app, state=SimpleNamespace(protobuf_request=ActivateNodeRequest()))
     try:
         key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
         login.state.protobuf_request.public_key = key
@@ -227,4 +227,5 @@ def run_link(counted: str) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)), hard))
     add_middleware(Guard, counters=Counters(Path(counted)))
     use_protocol(LimitedProtocol)
+    check_senders()
     flower_superlink()

@@ -19,11 +19,11 @@ from filelock import FileLock, Timeout
 from fedpriv.deploy.flower.paths import ClientFile, DeploymentPaths, host_port, read_client
 from fedpriv.deploy.flower.supervisor import Supervisor
 from fedpriv.deploy.flower.tls import trusting, wrong_server
-from fedpriv.deploy.frames import one_line
 from fedpriv.deploy.operation.database import compact
 from fedpriv.deploy.operation.logs import LogFormat
 from fedpriv.errors import FedprivError, UsageError, first_line
 from fedpriv.files import load_json, save_json
+from fedpriv.untrusted.names import printable, shortened
 from fedpriv.untrusted.proxies import by_proxy, go_direct, proxy_for
 
 BEHIND, AHEAD = 300.0, 5.0
@@ -220,7 +220,9 @@ def check_server(settings: ClientFile) -> None:
     try:
         there = email.utils.parsedate_to_datetime(date).timestamp() if date else after
     except (ValueError, OverflowError):
-        raise UsageError(f"{settings.server} sent a time that cannot be read: Date: {one_line(date)}") from None
+        raise UsageError(
+            f"{settings.server} sent a time that cannot be read: Date: {shortened(printable(date), 100, 20)}"
+        ) from None
     # A server notes the time at some moment between the request and its response.
     if not -AHEAD <= (behind := there - min(max(there, before), after)) <= BEHIND:
         raise UsageError(f"the clocks differ: {settings.server} is {behind:+.0f} s from this machine; set both by NTP")

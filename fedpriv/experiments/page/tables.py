@@ -11,6 +11,7 @@ from fedpriv.experiments.by_client import AGES, by_age
 from fedpriv.experiments.markdown import by_seed, in_bytes, name_seeds, percent, table
 from fedpriv.experiments.measures import Comparison, MethodRow
 from fedpriv.experiments.paired import window
+from fedpriv.scores.catalogue import ACCURACY
 
 _TARGET = """Target: {levels}. Reached: the first evaluated round at which the mean over the evaluations of the last {window}
 is at least the target of the same seed. If fewer rounds are evaluated, that mean is a single evaluation, and the round is
@@ -33,7 +34,7 @@ def others(comparison: Comparison) -> list[str]:
 
 def probe(comparison: Comparison) -> list[str]:
     """The accuracy of linear classifiers, and which runs have no accuracy at all."""
-    silent = [row.label for row in comparison.methods if row.mean is None and not row.probe]
+    silent = [row.label for row in comparison.methods if not row.ranked and not row.probe]
     none = [f"No accuracy: {', '.join(silent)} (self-supervised, and not probed)."] if silent else []
     if not (rows := [row for row in comparison.methods if row.probe]):
         return none
@@ -50,21 +51,31 @@ def probe(comparison: Comparison) -> list[str]:
 
 
 def accuracy(comparison: Comparison) -> list[str]:
-    """The clients' accuracy by method."""
-    if not (rows := [row for row in comparison.methods if row.mean is not None]):
+    """The clients' accuracy by method, and the score that the runs are ranked by, if that is another one."""
+    if not (rows := [row for row in comparison.methods if row.ranked]):
         return []
     last = max(row.averaged_rounds for row in rows)
     diverged = {seed for row in rows for seed in comparison.diverged[row.label]}
     seeds = sorted(diverged | {seed for row in rows for seed in row.never_trained})
     splits = {row.split for row in rows}
-    comparable = [row for row in rows if row.accuracy.keys() == {*seeds} and len(splits) == 1]
-    best = max((row.mean or 0.0 for row in comparable), default=None) if len(comparable) > 1 or len(rows) == 1 else None
+    score = rows[0].score if len({row.score for row in rows}) == 1 else ACCURACY
+    of_all = {row.label: row.ranked if row.score is score else row.accuracy for row in rows}
+    means = {label: statistics.fmean(values.values()) for label, values in of_all.items() if values}
+    comparable = [row for row in rows if of_all[row.label].keys() == {*seeds} and len(splits) == 1]
+    best = None
+    if comparable and (len(comparable) > 1 or len(rows) == 1):
+        best = max((means[row.label] for row in comparable), key=score.merit)
+
+    def marked(row: MethodRow, text: str) -> str:
+        return f"**{text}**" if row in comparable and means[row.label] == best else text
+
     fresh = any(row.fresh_head is not None for row in rows)
     before = any(row.before_merge is not None for row in rows)
     cells = [
         (
             row.label + _mark(row, last) + (f" ({row.split})" if len(splits) > 1 else ""),
-            f"**{percent(row.mean)}**" if row.mean == best and row in comparable else percent(row.mean),
+            *([marked(row, score.shown(means.get(row.label)))] if score is not ACCURACY else []),
+            marked(row, percent(row.mean)) if score is ACCURACY else percent(row.mean),
             "–" if row.sd is None else f"{100 * row.sd:.2f}",
             by_seed(
                 dict.fromkeys(comparison.diverged[row.label], "diverged")
@@ -105,7 +116,15 @@ def accuracy(comparison: Comparison) -> list[str]:
             "server's test set; means over the clients and the same rounds."
         )
     measured = f"{next(iter(splits))} accuracy" if len(splits) == 1 else "accuracy"
-    columns = ["method", measured, "sd over seeds", name_seeds(seeds), "worst tenth", *(["fresh heads"] if fresh else [])]
+    columns = [
+        "method",
+        *([score.title] if score is not ACCURACY else []),
+        measured,
+        "sd over seeds",
+        name_seeds(seeds),
+        "worst tenth",
+        *(["fresh heads"] if fresh else []),
+    ]
     columns += [
         "global model, server's test set",
         *(["models sent, own test data", "models sent, server's test set"] if before else []),

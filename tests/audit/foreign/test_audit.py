@@ -104,6 +104,18 @@ def test_the_epsilon_that_clients_state_is_on_the_page(tmp_path: Path) -> None:
     assert any("2.5" in sentence and "upper bound" in sentence for sentence in run.verdict)
 
 
+def test_records_that_differ_in_a_defence_are_compared(tmp_path: Path) -> None:
+    noise = [{"name": "gaussian", "variance": 1e-8}]
+    folders = [recorded(tmp_path / name, rounds=1, transforms=these).folder for name, these in (("a", ()), ("b", noise))]
+    folders.append(recorded(tmp_path / "c", rounds=1, training={"lr": 0.1, "local_epochs": 1}).folder)
+    plain, defended, unlike = fedpriv.audit(folders, messages=1, membership_shadows=0, label_shadows=0, budget=1e-6).runs
+    assert (defended.cost.against, plain.cost.against, unlike.cost.against) == ("a", None, None)
+    assert defended.defence == ("gaussian(1e-08)",) and '"lr": 0.1' in unlike.config_yaml
+    twin = recorded(tmp_path / "far" / "a", rounds=1).folder
+    with pytest.raises(UsageError, match="2 records are named 'a'"):
+        fedpriv.audit([folders[0], twin])
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
 def test_training_by_another_optimiser_is_done_again_and_read_as_no_gradient(tmp_path: Path, optimizer: str) -> None:
     data, net = samples(6, 1), small_net()
@@ -122,6 +134,7 @@ def test_training_by_another_optimiser_is_done_again_and_read_as_no_gradient(tmp
     assert compare_with_message(folder, 1, 0).distance < 1e-4 and folder.cannot_simulate is None
     seen = folder.observation(folder.message(1, 0), ThreatModel())
     assert (seen.kind, seen.schedule) == ("change", None)
+    assert f"attacks read a change as that of SGD, and the client's steps were {optimizer}'s" in seen.control_differences
 
 
 def test_uploads_with_unknown_transforms_are_not_simulated(tmp_path: Path) -> None:
