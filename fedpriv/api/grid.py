@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fedpriv.api.keys import KEYS, SHORTHANDS, config_of, dotted, parsed
 from fedpriv.api.request import check_names
 from fedpriv.errors import UsageError
+from fedpriv.scores.catalogue import score_named
 from fedpriv.untrusted import plain_yaml
 from fedpriv.untrusted.kinds import brief
 
@@ -153,6 +154,8 @@ def grid_of(
     if fixed.get("eval.split") == "test" or fixed.get("data.validation_fraction") == 0:
         raise UsageError("a sweep chooses on validation data, never on the test set; leave eval.split and the fraction out")
     whole = parsed(base, fixed)[0].model_copy(update={"seed": 0, "run_dir": None})
+    if whole.eval.metric is not None:
+        score_named(whole.eval.metric)
     fixed |= {key: value for key, value in (("data.name", whole.data.name), ("model.name", whole.model.name)) if key in fixed}
     held_out = whole.data.validation_fraction or VALIDATION
     validated = dict[str, Any](zip(_VALIDATED, ("validation", held_out), strict=True))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from fedpriv.api.comparability import not_comparable
 from fedpriv.api.comparing import figures
 from fedpriv.api.grid import Cell, Grid, check_cells, grid_of
 from fedpriv.api.groups import Group, as_row, groups_between
@@ -109,6 +110,9 @@ def play(grid: Grid, runs_dir: Path, jobs: int, say: Say) -> Sweep:
         result = _ranked(grid, folder, left_out)
         write_atomically(folder / "sweep.csv", as_csv(result.groups).encode())
         write_atomically(folder / "sweep.md", f"{as_markdown(result.groups)}\n{chosen_on(result)}\n".encode())
+        folders = [folder / "runs" / run for group in result.groups for run in group.runs]
+        for why in not_comparable(folders, [figures(run) for run in folders]):  # the data may have changed between two calls
+            say(f"warning: {why}")
         best = result.groups[0]
         parent({} if best.value.mean is None else {best.score.name: best.value.mean}, folder)
     return result

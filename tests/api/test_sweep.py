@@ -116,6 +116,7 @@ BAD = {
     "--set lr=1,2 --set eval.split=test": "never on the test set",
     "--set lr=1,2 --set data.validation_fraction=0": "never on the test set",
     "--set data.clients=5,10": "cannot be swept",
+    "--set lr=1,2 --set eval.metric=f2": "'f2' is no score",
     "--set lr=1,2 --method fedavgg": "did you mean 'fedavg'",
 }
 
