@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.data.encoding import Column, Encoding, NumberColumn
-from fedpriv.data.statistics.cells import ArrayCells, Cells, Indices, NumberCells, bytes_of_rows, encoded_cells, unseen_levels
+from fedpriv.data.statistics.cells import (
+    ArrayCells,
+    CategoryCells,
+    Cells,
+    Indices,
+    NumberCells,
+    bytes_of_rows,
+    encoded_cells,
+    unseen_levels,
+)
 from fedpriv.data.statistics.fitting import SampleKind
 from fedpriv.data.statistics.measuring import TrainingRows
 from fedpriv.errors import UsageError
@@ -48,6 +57,7 @@ class Dataset:
         suggests: values for config keys that the config leaves open.
         owners: whose each sample is; ``None``: the data do not say.
         notes: what the user should know of how the samples were read, a line each.
+        hash_as_read: of rows that are encoded, :attr:`hash` before they were; ``None``: of others.
     """
 
     name: str
@@ -66,6 +76,7 @@ class Dataset:
     suggests: Mapping[str, Any] = field(default_factory=dict)
     owners: Owners | None = None
     notes: tuple[str, ...] = ()
+    hash_as_read: str | None = None
 
     @property
     def is_encoded(self) -> bool:
@@ -125,6 +136,7 @@ class Dataset:
             parts = [encoded_cells(self.cells, encoding.columns, split) for split in ("train", "test")]
         return replace(
             self,
+            hash_as_read=self.hash,
             cells=(),
             vectors=(torch.from_numpy(parts[0]), torch.from_numpy(parts[1])),
             columns=encoding.columns,
@@ -173,13 +185,21 @@ class Dataset:
     def hash(self) -> str:
         """SHA-256 (hex) of what the samples are: pixels, texts or rows, labels and classes, of training and test.
 
-        Pixels are those that nets are trained on, so it also depends on how images were decoded and resized. Takes a second for
-        1 GB where the processor knows SHA.
+        Pixels are those that nets are trained on, so it also depends on how images were decoded and resized. Rows are hashed as
+        they were read, as statistics and levels by which they are encoded depend on the partition. Takes a second for 1 GB where
+        the processor knows SHA.
         """
+        if self.hash_as_read is not None:
+            return self.hash_as_read
         digest = hashlib.sha256(repr(self.classes if self.target is None else self.target).encode())
         for tensor in (self.train_labels, self.test_labels, *(self.images or ()), *(self.vectors or ())):
             digest.update(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
             digest.update(tensor.contiguous().numpy().data)
+        for column in self.cells:
+            digest.update(repr((column.name, column.levels if isinstance(column, CategoryCells) else "")).encode())
+            for values in (column.train, column.test):
+                digest.update(repr((str(values.dtype), values.shape)).encode())
+                digest.update(np.ascontiguousarray(values).data)
         for texts in self.texts or ():
             digest.update(json.dumps(texts).encode())
         return digest.hexdigest()

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import datasets
     import pyarrow as pa
 
+    from fedpriv.data.tables.files import Table
+
 TASKS = ("damage_severity", "disaster_types", "humanitarian", "informative")
 """The columns of labels."""
 HAD = "MEDIC is had at crisisnlp.qcri.org/medic; its folder goes to <dir>/medic_images, and <dir> is --data-dir or FEDPRIV_DATA"
@@ -76,7 +78,7 @@ def medic_opener(task: str) -> Callable[[Path | None], Opened]:
         classes = tuple(sorted({label for _, label in rows["train"]}))
         if unknown := sorted({label for _, label in rows["test"]} - set(classes)):
             raise UsageError(f"{folder / 'MEDIC_test.tsv'}: no training image has the {task} {unknown[0]!r}")
-        tables = [
+        tables: list[Table] = [
             ImageTable(
                 str(folder / f"MEDIC_{split}.tsv"),
                 tuple(folder / path for path, _ in pairs),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def test_by_commands(fedpriv: Fedpriv) -> None:
         options = (*BY_HOSPITAL, *SHORT, "--set", f"run_dir={method}")
         shown = printed(fedpriv("train", "--method", method, "--dataset", "./patients.csv", *options))
         assert "92.0% of the training labels are 'no'" in shown and "balanced accuracy per client" in shown
-        assert "always the most frequent class" in shown and "0.920 accuracy" in shown
+        assert re.search(r"always the most frequent class +0\.500 balanced accuracy +0\.92\d accuracy", shown)
     shown = printed(fedpriv("compare", "fedavg", "local", "pooled"))
     assert "fedavg over local" in shown and "fedavg against pooled" in shown and "points balanced accuracy" in shown
     extent = [word for name, value in EXTENT.items() for word in (f"--{name.replace('_', '-')}", value)]
@@ -67,7 +68,7 @@ def test_by_commands(fedpriv: Fedpriv) -> None:
     assert "closed-form recovered 100% of the cells" in shown and "72 of 72 rows right in every cell" in shown
     page = Path("fedavg/audit/audit.html").read_text(encoding="utf-8")
     assert "Single samples leak" in page and "A true row and its reconstruction" in page and "samples by class" in page
-    noise = ("--defenses", "gaussian:variance=1.0", "--target", "recovered<=0", "--jobs", 1, *extent)
+    noise = ("--defenses", "gaussian:variance=0.01", "--target", "recovered<=0", "--jobs", 1, *extent)
     shown = printed(fedpriv("frontier", "--config", "fedavg/config.yaml", "--set", "train.rounds=1", *noise))
     assert "recovered<=0" in shown and "balanced accuracy" in Path("frontier/frontier.md").read_text(encoding="utf-8")
     assert "40 predictions in out.csv" in printed(fedpriv("predict", "fedavg", "later.csv", "--output", "out.csv"))
@@ -105,6 +106,6 @@ def test_in_python() -> None:
     assert list(compared.metric) == ["balanced_accuracy"] * 3
     assert len(library.gains(runs)) == 2
     (plain,) = library.audit(runs[0], **EXTENT).runs
-    (noisy,) = library.audit(trained("fedavg", defense="gaussian:variance=1.0"), **EXTENT).runs
+    (noisy,) = library.audit(trained("fedavg", defense="gaussian:variance=0.01"), **EXTENT).runs
     assert plain.metrics["recovered"] == 1 and noisy.metrics.get("recovered", 0) == 0
     assert len(runs[0].predict(pd.read_csv("later.csv"))) == 40

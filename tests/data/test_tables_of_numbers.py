@@ -12,9 +12,10 @@ import torch
 from click.testing import CliRunner
 
 from fedpriv.cli import main
-from fedpriv.config import DataConfig
+from fedpriv.config import DataConfig, load_config
 from fedpriv.data.sources import load_data, load_labels
 from fedpriv.errors import UsageError
+from fedpriv.simulation.setup import build
 
 
 def write(file: Path, header: str, *rows: str) -> DataConfig:
@@ -267,3 +268,17 @@ def test_options_for_other_samples(tmp_path: Path, options: tuple[str, ...], why
     start = ["train", "--method", "fedavg", "--dataset", str(tmp_path / "a.csv"), "--partition", "iid", "--clients", "3"]
     result = CliRunner().invoke(main, [*start, "--runs-dir", str(tmp_path), *options])
     assert result.exit_code == 2 and why in result.stderr and "Traceback" not in result.output
+
+
+def test_the_hash_of_rows_does_not_depend_on_how_they_are_partitioned(tmp_path: Path) -> None:
+    """Levels that few rows of each client have, and so the encoded rows, do."""
+    towns = np.random.default_rng(0).choice(list("aaaabbbbcccxyz"), 90)
+    rows = [f"{i % 7}.5,{town},{i % 2}" for i, town in enumerate(towns)]
+    data = write(tmp_path / "a.csv", "age,town,label", *rows)
+    settings = {"method.name": "fedavg", "data.name": data.name, "data.clients": 3, "data.partition.name": "iid"}
+    federations = [build(load_config(None, {**settings, "seed": seed})) for seed in (0, 1)]
+    vectors = [federation.dataset.vectors for federation in federations]
+    assert vectors[0] is not None and vectors[1] is not None and not torch.equal(vectors[0][0], vectors[1][0])
+    assert federations[0].dataset.hash == federations[1].dataset.hash == load_data(data).hash
+    other = write(tmp_path / "b.csv", "age,town,label", *rows[:-1], rows[-1].replace(".5", ".6"))
+    assert load_data(other).hash != load_data(data).hash

@@ -57,7 +57,7 @@ class Deployment:
         from fedpriv.deploy.flower.requests import Request
 
         chosen = config(method, **{**SMALL, **more})
-        request = Request.write(self.paths.requests, self.paths.runs / name, chosen, self.paths.settings().clients, answer)
+        request = Request.write(self.paths.requests, self.paths.runs / name, chosen, len(self.paths.members.all()), answer)
         number = self.link.start(request.path)
         assert self.follow(request, number, on_round, meanwhile)
         return Path(request.run_dir)

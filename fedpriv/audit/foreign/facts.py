@@ -28,6 +28,10 @@ def run_facts(record: FolderRecord) -> AuditedRun:
     ]
     if any(line.num_examples is not None for line in lines):
         knows.append("receives each client's number of training samples")
+    if statistics := record.statistics():
+        knows.append(f"receives statistics besides weights: {', '.join(statistic.what for statistic in statistics)}")
+    if record.transforms:
+        knows.append(f"knows the transforms of an upload: {', '.join(map(str, record.transforms))}")
     first = record.update(record.message(*record.messages()[0]))
     return AuditedRun(
         source="record",

@@ -191,8 +191,15 @@ class FolderRecord(RecordedSamples):
             altered=replace(seen.altered, variance={name: it / message.parts for name, it in seen.altered.variance.items()}),
             buffers={self.net.names[name]: tensor.float() for name, tensor in buffers.items()},
             passes=self._passes(samples, message.parts) if buffers else None,
-            control_differences=(*seen.control_differences, *self.doubts),
+            control_differences=(*seen.control_differences, *self._other_steps(update), *self.doubts),
         )
+
+    def _other_steps(self, update: UpdateRecord) -> list[str]:
+        optimizer = self.facts.training.optimizer
+        if not update.is_change or optimizer == "sgd":
+            return []
+        whose = "another optimiser's" if optimizer == "other" else f"{optimizer}'s"
+        return [f"attacks read a change as that of SGD, and the client's steps were {whose}"]
 
     def buffers(self, message: Message) -> dict[str, Tensor]:
         """The net's buffers that a client was sent and sent back, such as running means, by the net's names."""

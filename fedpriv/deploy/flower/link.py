@@ -128,7 +128,7 @@ def _is_local(scope: Mapping[str, Any]) -> bool:
 
 def registered_key(app: Any, headers: Headers) -> bytes:
     """The registered public key by which a request is signed; :class:`_Refused` if there is none."""
-    login = SimpleNamespace(headers=headers, app=app, state=SimpleNamespace(protobuf_request=ActivateNodeRequest()))
+    login: Any = SimpleNamespace(headers=headers, app=app, state=SimpleNamespace(protobuf_request=ActivateNodeRequest()))
     try:
         key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
         login.state.protobuf_request.public_key = key

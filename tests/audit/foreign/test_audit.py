@@ -134,6 +134,7 @@ def test_training_by_another_optimiser_is_done_again_and_read_as_no_gradient(tmp
     assert compare_with_message(folder, 1, 0).distance < 1e-4 and folder.cannot_simulate is None
     seen = folder.observation(folder.message(1, 0), ThreatModel())
     assert (seen.kind, seen.schedule) == ("change", None)
+    assert f"attacks read a change as that of SGD, and the client's steps were {optimizer}'s" in seen.control_differences
 
 
 def test_uploads_with_unknown_transforms_are_not_simulated(tmp_path: Path) -> None:
