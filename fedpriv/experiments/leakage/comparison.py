@@ -17,7 +17,8 @@ from typing import Any
 
 from fedpriv.attacks.scoring.scores import Rate
 from fedpriv.errors import FedprivError
-from fedpriv.experiments.claims import INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED, Verdict, mean_interval, metric
+from fedpriv.evaluation.intervals import mean_interval
+from fedpriv.experiments.claims import INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED, Verdict, metric
 from fedpriv.experiments.leakage.result import CellResult, difference
 from fedpriv.experiments.leakage.spec import Leakage, LeakClaim
 from fedpriv.experiments.spec import read
