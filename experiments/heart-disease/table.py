@@ -115,7 +115,7 @@ def measure(file: Path) -> dict[str, Any]:
 
 def render(results: dict[str, Any]) -> str:
     """The report."""
-    from fedpriv.experiments.claims.rule import mean_interval
+    from fedpriv.evaluation.intervals import mean_interval
 
     rows = []
     for name, splits in results["accuracies"].items():

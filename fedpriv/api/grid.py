@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fedpriv.api.keys import KEYS, SHORTHANDS, config_of, dotted, parsed
 from fedpriv.api.request import check_names
 from fedpriv.errors import UsageError
+from fedpriv.scores.catalogue import score_named
 from fedpriv.untrusted import plain_yaml
 from fedpriv.untrusted.kinds import brief
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 VALIDATION = 0.2
 """Share of each client's training data that is held out, if the config holds none out."""
-_VALIDATED = {"eval.split": "validation", "data.validation_fraction": VALIDATION}
+_VALIDATED = ("eval.split", "data.validation_fraction")
 _OF_TRAINING = {f"data.{key}" for key in ("augment", "image_size", "pixels", "max_tokens", "min_level", "features", "drop")}
 _ELSEWHERE = ("data.", "eval.", "tracking.", "executor.", "run_dir", "device", "threads", "plugins")
 _FLAGS = {key: f"--{name.replace('_', '-')}" for name, key in KEYS.items() if name != "roles"}
@@ -153,9 +154,11 @@ def grid_of(
     if fixed.get("eval.split") == "test" or fixed.get("data.validation_fraction") == 0:
         raise UsageError("a sweep chooses on validation data, never on the test set; leave eval.split and the fraction out")
     whole = parsed(base, fixed)[0].model_copy(update={"seed": 0, "run_dir": None})
+    if whole.eval.metric is not None:
+        score_named(whole.eval.metric)
     fixed |= {key: value for key, value in (("data.name", whole.data.name), ("model.name", whole.model.name)) if key in fixed}
-    validated = {"eval.split": "validation"}
-    validated |= {} if whole.data.validation_fraction else {"data.validation_fraction": VALIDATION}
+    held_out = whole.data.validation_fraction or VALIDATION
+    validated = dict[str, Any](zip(_VALIDATED, ("validation", held_out), strict=True))
     cells = []
     for combination in product(*values.values()):
         chosen = dict(zip(values, combination, strict=True))

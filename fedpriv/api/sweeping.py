@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from fedpriv.api.comparability import not_comparable
+from fedpriv.api.comparing import figures
 from fedpriv.api.grid import Cell, Grid, check_cells, grid_of
 from fedpriv.api.groups import Group, as_row, groups_between
 from fedpriv.api.keys import Keys
@@ -31,6 +33,7 @@ class Sweep:
         folder: holds the run folders (``runs``) and the table (``sweep.csv``, ``sweep.md``).
         cells: the combinations of values that were trained with all seeds, the best first.
         groups: the runs of each.
+        at_chance: whether the runs of the best are no better than a constant answer.
         left_out: why a run has no result, by name: a client diverged. Its combination is not ranked.
         command: the ``fedpriv train`` command of the best, on all training data and tested on the test data.
     """
@@ -38,6 +41,7 @@ class Sweep:
     folder: Path
     cells: tuple[Cell, ...]
     groups: tuple[Group, ...]
+    at_chance: bool
     left_out: Mapping[str, str]
     command: str
 
@@ -106,16 +110,36 @@ def play(grid: Grid, runs_dir: Path, jobs: int, say: Say) -> Sweep:
         result = _ranked(grid, folder, left_out)
         write_atomically(folder / "sweep.csv", as_csv(result.groups).encode())
         write_atomically(folder / "sweep.md", f"{as_markdown(result.groups)}\n{chosen_on(result)}\n".encode())
+        folders = [folder / "runs" / run for group in result.groups for run in group.runs]
+        for why in not_comparable(folders, [figures(run) for run in folders]):  # the data may have changed between two calls
+            say(f"warning: {why}")
         best = result.groups[0]
         parent({} if best.value.mean is None else {best.score.name: best.value.mean}, folder)
     return result
 
 
 def chosen_on(result: Sweep) -> str:
-    """What the choice rests on, in two sentences, and the command of the best."""
+    """What the choice rests on, in a few lines, and the command of the best."""
+    ties = sum(group.from_best is not None and not _is_worse(group) for group in result.groups)
+    lines = ["The values were chosen on the clients' validation data; the test set was not looked at."]
+    if ties:
+        lines.append(
+            f"It is not clear that the best is better than {ties} other combination{'s' * (ties > 1)}; more seeds may show it."
+        )
+    if result.at_chance:
+        lines.append("The best is no better than a constant answer, within its interval: it needs other values, or more rounds.")
+    lines.append("As the best of several looks better than it is, quote the score of new runs on the test data:")
+    return "\n".join([*lines, "", f"    {result.command}"])
+
+
+def _is_worse(group: Group) -> bool:
+    """Whether the interval of the difference from the best is all on its worse side."""
+    paired, merit = group.from_best, group.score.merit
     return (
-        "Chosen on validation data of the clients; the test set was not looked at. The best of several looks better than it is: "
-        f"the score to quote is that of new runs on the test data:\n\n    {result.command}"
+        paired is not None
+        and paired.low is not None
+        and paired.high is not None
+        and max(merit(paired.low), merit(paired.high)) < 0
     )
 
 
@@ -148,4 +172,5 @@ def _ranked(grid: Grid, folder: Path, left_out: Mapping[str, str]) -> Sweep:
         raise FedprivError(f"no run in {folder / 'runs'} has a validation score; data.validation_fraction may be too small")
     scored.sort(key=lambda pair: -pair[1].score.merit(pair[1].value.mean or 0.0))
     cells, ranked = zip(*scored, strict=True)
-    return Sweep(folder, cells, ranked, left_out, grid.train_command(cells[0]))
+    at_chance = all(figures(folder / "runs" / name)["at_chance"] for name in names[cells[0].label])
+    return Sweep(folder, cells, ranked, at_chance, left_out, grid.train_command(cells[0]))

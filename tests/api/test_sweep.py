@@ -1,0 +1,256 @@
+"""``fedpriv sweep``, ``train --seeds`` and groups of runs: the grid, the choice, the tables."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from mlflow import MlflowClient
+from scipy import stats
+
+import fedpriv
+from fedpriv.api.grid import VALIDATION, Grid, grid_of, seeds_of, values_of
+from fedpriv.api.groups import groups_between
+from fedpriv.api.sweeping import _ranked, chosen_on
+from fedpriv.api.tables import as_latex, as_markdown
+from fedpriv.cli import main
+from fedpriv.errors import FedprivError, UsageError
+from fedpriv.experiments import runner
+from fedpriv.experiments.runner import Outcome
+from fedpriv.experiments.spec import Experiment
+from fedpriv.simulation.run import start
+from fedpriv.tracking import read_records
+from tests.api.test_gains import folder as made_run
+from tests.simulation.small import SILENT, settings
+from tests.tracking.conftest import template
+
+__all__ = ["template"]
+
+ACCURACIES = {"fedavg": [[0.6, 0.7], [0.5, 0.7], [0.7, 0.8]], "fedprox": [[0.7, 0.7], [0.6, 0.9], [0.7, 0.9]]}
+"""Of two clients, with seeds 0 to 2."""
+
+
+def grid(**swept: list[Any]) -> Grid:
+    return grid_of(None, {"method": "fedprox", "rounds": 3}, {key.replace("__", "."): of for key, of in swept.items()}, (0, 1))
+
+
+def call(*arguments: Any) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def ranked_by_brier(run: Path) -> Path:
+    config = yaml.safe_load((run / "config.yaml").read_text()) | {"eval": {"metric": "brier"}}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    return run
+
+
+def test_every_combination_is_a_cell_and_is_scored_on_validation_data() -> None:
+    cells = grid(lr=[0.01, 0.1], method__mu=[0, 1]).cells
+    assert [(cell.config.train.lr, cell.config.method.params["mu"]) for cell in cells] == [
+        (0.01, 0),
+        (0.01, 1),
+        (0.1, 0),
+        (0.1, 1),
+    ]
+    assert [cell.label for cell in cells][:2] == ["lr=0.01+mu=0", "lr=0.01+mu=1"]
+    assert {(cell.config.eval.split, cell.config.data.validation_fraction) for cell in cells} == {("validation", VALIDATION)}
+    given = grid_of({"data": {"validation_fraction": 0.3}, "eval": {"split": "test"}}, {}, {"lr": [1, 2]}, 1).cells[0].config
+    assert (given.data.validation_fraction, given.eval.split) == (0.3, "validation"), "a run's own config.yaml says test"
+
+
+def test_values_and_seeds_can_be_added_to_a_sweep_but_not_other_configs() -> None:
+    name = grid(lr=[0.01, 0.1]).name
+    assert grid(lr=[0.5, 0.1, 0.01]).name == name
+    others = (grid(train__momentum=[0, 0.5]), grid_of(None, {"method": "fedprox", "rounds": 4}, {"lr": [0.01, 0.1]}, 2))
+    assert name not in {other.name for other in others}
+
+
+def test_names_of_files_are_safe_and_differ() -> None:
+    cells = grid(model__name=["../a:b", "..\\a:b", "a:" + "b" * 300]).cells
+    labels = [cell.label for cell in cells]
+    assert len(set(labels)) == 3 and all(len(label) < 100 and not set("/\\ ") & set(label) for label in labels)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("lr=0.01, 0.1,1e-3", [0.01, 0.1, 0.001]),
+        ("data.features=[a,b],[c]", [["a", "b"], ["c"]]),
+        ("data.label='a,b'", ["a,b"]),
+        ("model.projection=null,64", [None, 64]),
+    ],
+)
+def test_values_are_read_as_yaml_with_commas_between_them(text: str, values: list[Any]) -> None:
+    assert values_of(text) == (text.partition("=")[0], values)
+
+
+def test_seeds_are_a_number_or_a_list() -> None:
+    assert seeds_of(3) == (0, 1, 2) and seeds_of([4, 0]) == (4, 0)
+    for seeds in (0, [], [1, 1], [-1]):
+        with pytest.raises(UsageError):
+            seeds_of(seeds)
+
+
+BAD = {
+    "--set train.lr=": "a value is missing",
+    "--set train.lr=0.1,": "a value is missing",
+    "--set train.lr=0.1": "no key has several values",
+    "--set train.lrr=0.1,1": "did you mean 'train.lr'",
+    "--set train.lr=0.1,-1": "train.lr = -1: input should be greater than 0",
+    "--set train.lr=1,1": "the value 1 is there twice",
+    "--set train.lr=1,2 --set train.lr=3": "given twice",
+    "--set lr=1,2 --lr 3": "given twice",
+    "--set lr=1,2 --jobs 0": "'--jobs': 0",
+    "--set lr=1,2 --seeds 1,1": "1 is there twice",
+    "--set lr=1,2 --seeds x": "neither a number of seeds",
+    "--set lr=1,2 --seed 1": "no single seed",
+    "--set seed=1,2": "seeds are no choice",
+    "--set lr=1,2 --set eval.split=test": "never on the test set",
+    "--set lr=1,2 --set data.validation_fraction=0": "never on the test set",
+    "--set data.clients=5,10": "cannot be swept",
+    "--set lr=1,2 --set eval.metric=f2": "'f2' is no score",
+    "--set lr=1,2 --method fedavgg": "did you mean 'fedavg'",
+}
+
+
+@pytest.mark.parametrize("arguments", BAD)
+def test_bad_input_is_refused_in_a_line(arguments: str, tmp_path: Path) -> None:
+    result = call("sweep", *arguments.split(), "--runs-dir", tmp_path / "runs")
+    assert result.exit_code == 2 and BAD[arguments] in result.stderr and len(result.stderr.splitlines()) <= 2
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_bad_input_is_refused_before_torch_is_loaded() -> None:
+    code = f"""
+import sys
+from fedpriv.cli import main
+for arguments in {[f"sweep {arguments}".split() for arguments in BAD]!r} + [["train", "--seeds", "2", "--seed", "1"]]:
+    try:
+        main(arguments)
+    except SystemExit as end:
+        assert end.code == 2, arguments
+print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_groups_have_mean_deviation_and_the_paired_interval(tmp_path: Path) -> None:
+    runs = [made_run(tmp_path, method, of[seed], seed) for method, of in ACCURACIES.items() for seed in range(3)]
+    table = fedpriv.groups(runs).set_index("label")
+    of_runs = {method: [sum(clients) / 2 for clients in seeds] for method, seeds in ACCURACIES.items()}
+    expected = stats.ttest_rel(of_runs["fedavg"], of_runs["fedprox"]).confidence_interval(0.95)
+    row = table.loc["fedavg"]
+    assert (row.from_best, row.low, row.high) == pytest.approx((-0.25 / 3, expected.low, expected.high))
+    assert row["mean"] == pytest.approx(4 / 6) and row["std"] == pytest.approx(stats.tstd(of_runs["fedavg"]))
+    assert (row.over, row["count"], row.seeds) == ("runs", 3, 3) and table.from_best.isna().fedprox
+    files = {kind: tmp_path / f"table.{kind}" for kind in ("csv", "latex", "markdown")}
+    options = [part for kind, file in files.items() for part in (f"--{kind}", file)]
+    result = call("compare", *runs, "--output", tmp_path / "out.png", *options)
+    assert "fedavg against the best, fedprox: -8.3 points (95 %: " in result.stdout, result.output
+    with files["csv"].open(encoding="utf-8") as file:
+        (first, _) = csv.DictReader(file)
+    assert (first["label"], float(first["low"]), first["seeds"]) == ("fedavg", pytest.approx(expected.low), "3")
+    assert "| fedavg | 3 | 66.7 ± 7.6 | -8.3 (" in files["markdown"].read_text(encoding="utf-8")
+    assert r"fedavg & 3 & 66.7 $\pm$ 7.6 & $-$8.3 ($-$" in files["latex"].read_text(encoding="utf-8")
+
+
+def test_of_an_error_the_best_is_the_least_and_single_runs_have_an_interval_over_clients(tmp_path: Path) -> None:
+    runs = [ranked_by_brier(made_run(tmp_path, method, of[0])) for method, of in ACCURACIES.items()]
+    avg, prox = groups_between(runs, ["a_b & c|d", "best"])
+    assert prox.from_best is None and avg.from_best is not None
+    assert (avg.from_best.mean, avg.from_best.over, avg.value.std) == (pytest.approx(0.05), "clients", None)
+    assert r"a\_b \& c|d & 1 & 0.350 & +0.050" in as_latex([avg, prox]) and "Brier score, less is better" in as_latex([avg])
+    assert r"| a_b & c\|d | 1 |" in as_markdown([avg])
+
+
+def test_the_best_mean_is_chosen_and_a_combination_without_all_seeds_is_not_ranked(tmp_path: Path) -> None:
+    tried = grid(lr=[0.01, 0.1, 1])
+    for cell, level in zip(tried.cells, (0.5, 0.8, 0.9), strict=True):
+        for seed in tried.seeds:
+            run = made_run(tmp_path / f"{cell.label}-{seed}", "fedprox", [level + 0.01 * seed, level - 0.1], seed)
+            (tmp_path / "runs").mkdir(exist_ok=True)
+            run.rename(tmp_path / "runs" / f"{cell.label}-s{seed}")
+    result = _ranked(tried, tmp_path, {"lr=1-s1": "client 3 diverged in round 1"})
+    assert [group.label for group in result.groups] == ["train.lr=0.1", "train.lr=0.01"] and result.best == {"train.lr": 0.1}
+    assert list(result.table["train.lr"]) == [0.1, 0.01] and result.table["mean"][0] == pytest.approx(0.7525)
+    assert result.command == "fedpriv train --method fedprox --rounds 3 --lr 0.1 --seeds 0,1"
+    assert "not clear" not in chosen_on(result), "the difference is the same with each seed"
+    for run in (tmp_path / "runs").iterdir():
+        ranked_by_brier(run)
+    assert _ranked(tried, tmp_path, {}).best == {"train.lr": 1}, "the least Brier score"
+    with pytest.raises(FedprivError, match="no values could be trained with all seeds: diverged"):
+        _ranked(tried, tmp_path, {f"{cell.label}-s0": "diverged" for cell in tried.cells})
+
+
+def test_the_command_of_the_best_trains_on_all_data_and_is_tested() -> None:
+    base = {"eval": {"split": "validation"}, "data": {"validation_fraction": 0.3, "name": "digits"}, "seed": 3}
+    tried = grid_of(base, {"defense": ["clip:norm=1", "quantize:bits=8"], "secure_aggregation": False}, {"lr": [0.1, 1]}, [7])
+    assert tried.train_command(tried.cells[0]) == (
+        "fedpriv train --dataset digits --defense clip:norm=1 --defense quantize:bits=8 --set wire.secure_aggregation=false "
+        "--lr 0.1 --set eval.split=test --set data.validation_fraction=0 --seed 7"
+    )
+
+
+@pytest.mark.slow
+def test_a_sweep_is_trained_ranked_and_goes_on(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    runs_dir, trained, run_all = tmp_path / "runs", list[str](), runner.run
+    runs_dir.mkdir()
+    shutil.copy(template, runs_dir / "mlflow.db")
+
+    def trained_here(runs: Experiment, where: Path, workers: int, **options: Any) -> list[Outcome]:
+        """The runner's processes take seconds to import torch; it collects what was trained in this one."""
+        for label, seed in runs.select():
+            if not (run_dir := runs.run_dir(where, label, seed)).exists():
+                trained.append(run_dir.name)
+                start(runs.config(label, seed).model_copy(update={"run_dir": run_dir}), where, *SILENT)
+        return run_all(runs, where, workers, **options)
+
+    monkeypatch.setattr(runner, "run", trained_here)
+    values = {**settings("fedprox"), "train.rounds": 1, "train.lr": "0.05,0.1"}
+    del values["tracking.uri"]
+    asked = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+    result = call("sweep", *asked, "--seeds", 2, "--runs-dir", runs_dir, "--json")
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout.splitlines()[-1])
+    assert [row["seeds"] for row in data["ranked"]] == [2, 2] and data["ranked"][0]["mean"] >= data["ranked"][1]["mean"]
+    assert "the test set was not looked at" in result.stderr and "--seeds 0,1" in data["command"]
+    runs = sorted((Path(data["folder"]) / "runs").iterdir())
+    assert trained == ["lr=0.05-s0", "lr=0.1-s0", "lr=0.05-s1", "lr=0.1-s1"] and [run.name for run in runs] == sorted(trained)
+    for record in (record for run in runs for record in read_records(run)):
+        assert not [name for name in record["metrics"] if name.startswith("global_") or name == "test_loss"], "of the test set"
+    client = MlflowClient(f"sqlite:///{runs_dir / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("fedpriv")
+    assert experiment is not None
+    tags = [run.data.tags for run in client.search_runs([experiment.experiment_id])]
+    parents = [of["mlflow.parentRunId"] for of in tags if "mlflow.parentRunId" in of]
+    assert len(tags) == 5 and len(parents) == 4 and len(set(parents)) == 1
+    trained.clear()
+    asked = ["train.lr=0.1,0.2" if part.startswith("train.lr=") else part for part in asked]
+    more = call("sweep", *asked, "--seeds", 2, "--runs-dir", runs_dir)
+    assert more.exit_code == 0, more.output
+    assert trained == ["lr=0.2-s0", "lr=0.2-s1"], "the others are kept"
+
+
+@pytest.mark.slow
+def test_train_with_seeds_makes_a_run_for_each_and_their_mean(tmp_path: Path) -> None:
+    values = settings("fedavg", **{"train.rounds": 1})
+    asked = [part for key, value in values.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    result = call("train", *asked, "--seeds", "0,2", "--runs-dir", tmp_path, "--json")
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout.splitlines()[-1])
+    assert [summary["seed"] for summary in data["runs"]] == [0, 2]
+    accuracies = [summary["accuracy"] for summary in data["runs"]]
+    assert data["group"]["mean"] == pytest.approx(sum(accuracies) / 2) and "over 2 seeds" in result.stderr
+    alone = call("train", *asked, "--seed", 2, "--runs-dir", tmp_path / "alone", "--json")
+    assert json.loads(alone.stdout.splitlines()[-1])["accuracy_per_client"] == data["runs"][1]["accuracy_per_client"]
