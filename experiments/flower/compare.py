@@ -37,7 +37,7 @@ from fedpriv.audit.judge import members
 from fedpriv.audit.membership.rounds import in_rounds
 from fedpriv.audit.progress import Progress
 from fedpriv.audit.record.run import RunRecord
-from fedpriv.experiments.markdown import table
+from fedpriv.experiments.markdown import bullets, table
 from fedpriv.files import write_atomically
 from fedpriv.recorder import layout
 from fedpriv.recorder.reader import is_record
@@ -47,6 +47,7 @@ HERE = Path(__file__).parent
 JOB = HERE.parents[1] / "tests" / "nvflare" / "job"
 CLIENTS, ROUNDS, SAMPLES, OTHERS = 4, 5, 200, 200
 SHADOWS = 4
+ROWS = ("Flower", "Flower, clipping and noise", "NVFlare")
 NOISE = "clip:norm=1 gaussian:variance=1e-4"
 KEYS: dict[str, Any] = {
     "method.name": "fedavg",
@@ -191,22 +192,30 @@ def report(results: Mapping[str, Mapping[str, Any]]) -> str:
     for name, result in results.items():
         own, other = result["fedpriv"], result[result["framework"]]
         rows.append([name, "answer", own["answer"], other["answer"], "yes" if own["answer"] == other["answer"] else "**no**"])
-        for attack in sorted(own["auc"].keys() & other["auc"].keys()):
-            first, second = own["auc"][attack], other["auc"][attack]
+        sides = own["auc"], other["auc"]
+        pairs = {"the best attack": [max(side.values()) for side in sides]}
+        pairs |= {attack: [side[attack] for side in sides] for attack in sorted(sides[0].keys() & sides[1].keys())}
+        for attack, (first, second) in pairs.items():
             apart = abs(first - second)
             shown = f"{apart:.3f}" if apart <= APART else f"**{apart:.3f}**"
             rows.append([name, f"AUC, {attack}", f"{first:.3f}", f"{second:.3f}", shown])
     lines = table("federation | what | fedpriv's run | the record | the same, or apart by", rows)
+    missing = [name for name in ROWS if name not in results]
+    closing = "The best attack on each record, with its interval:\n\n"
+    closing += bullets(f"{name}: {result[result['framework']]['sentence']}" for name, result in results.items())
+    closing += f"\n\nNot run yet: {'; '.join(missing)}." if missing else ""
     return f"""# Flower and NVFlare beside fedpriv
 
 Does membership inference on a federation in another framework conclude what it does on fedpriv's own run? Both have the same net,
 initial weights, partition, method and local training; the order of batches is not the same. {CLIENTS} clients with
 {SAMPLES // CLIENTS} images of CIFAR-10 each train for {ROUNDS} rounds: a ResNet-8 with group normalisation in Flower, the net of
-NVFlare's first example in its simulator. One line records each, and `fedpriv.flower.protect` defends as `fedpriv train --defense`
-does. All attacks of an audit that apply, on the messages of the last round, with {SHADOWS} shadow models for each client, and the
-same members and non-members on both sides. AUCs may differ by {APART}; larger differences are in bold.
+NVFlare's first example in its simulator. One line records each. All attacks of an audit that apply, on the messages of the last
+round, with {SHADOWS} shadow models for each client, and the same members and non-members on both sides. Attacks with shadow
+models draw other ones on each side. The AUC of the best attack should differ by {APART} at most; larger differences are in bold.
 
 {lines}
+
+{closing}
 
 `experiments/flower/compare.py` says how it is run again.
 """
@@ -223,10 +232,10 @@ def main(data_dir: Path | None, nvflare: str | None, only: tuple[str, ...]) -> N
     if data_dir is not None:
         torch.set_num_threads(1)
         flower: tuple[Any, ...] = ("Flower", HERE / "task.py", "images_app.task:Net", recorded_by_flower)
-        cases: dict[str, tuple[Any, ...]] = {"Flower": (*flower, ""), "Flower, clipping and noise": (*flower, NOISE)}
+        cases: dict[str, tuple[Any, ...]] = {ROWS[0]: (*flower, ""), ROWS[1]: (*flower, NOISE)}
         if nvflare is not None:
             by_nvflare: Recorder = lambda folder, defence: recorded_by_nvflare(folder, nvflare)  # noqa: E731
-            cases["NVFlare"] = ("NVFlare", HERE / "model.py", "model:SimpleNetwork", by_nvflare, "")
+            cases[ROWS[2]] = ("NVFlare", HERE / "model.py", "model:SimpleNetwork", by_nvflare, "")
         for name, case in cases.items():
             if not only or name in only:
                 result = compare(data_dir, *case)
