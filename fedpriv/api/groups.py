@@ -135,6 +135,7 @@ def _group(label: str, score: Score, members: Sequence[tuple[Row, bool]], contra
     done = [row for row in distinct if row["status"] == "finished"]
     counted = [row for row in done if score.name in row["scores"]]
     used = [] if contradicted else counted
+    seeds, partitions = (len({row[key] for row in counted}) for key in ("seed", "partition_hash"))
     worst, up, down = (Spread.of(row[key] for row in used).mean for key in ("worst_tenth", "bytes_up", "bytes_down"))
     return Group(
         label,
@@ -144,7 +145,8 @@ def _group(label: str, score: Score, members: Sequence[tuple[Row, bool]], contra
         len(distinct) - len(done),
         contradicted,
         len(counted),
-        *(len({row[key] for row in counted}) for key in ("seed", "partition_hash")),
+        seeds,
+        partitions,
         Spread.of(row["scores"].get(score.name) for row in used),
         Spread.of(row["scores"].get(beside(score).name) for row in used),
         worst if all(row["metric"] == score.name for row in used) else None,  # else the worst clients are of another score

@@ -79,7 +79,8 @@ def test_what_needs_the_matrix_has_it(
 
 def test_who_may_read_by_columns() -> None:
     assert {name for name, kind in aggregations().items() if kind.by_columns} == {
-        "mean", "fedu", "l-dawa", "m-dawa", "l-dawa-fedavg", "l-dawa-fedu", "l-dawa-loss", "loss", "simprox",
+        "mean", "fedu", "l-dawa", "m-dawa", "l-dawa-fedavg", "l-dawa-fedu", "l-dawa-loss", "loss", "simprox", "median",
+        "trimmed-mean", "norm-bounded", "multi-krum",
     }  # fmt: skip
 
 

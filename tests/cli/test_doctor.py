@@ -27,7 +27,7 @@ def test_an_extra_that_is_not_there_names_its_package_and_how_to_get_it(
     def without_ray(package: str) -> str:
         if package == "ray":
             raise PackageNotFoundError(package)
-        return "1.41.0" if package == "flwr" else "0.28.2" if package == "httpx" else version(package)
+        return {"flwr": "1.41.0", "httpx": "0.28.2", "prometheus-client": "0.22.0"}.get(package) or version(package)
 
     monkeypatch.setattr(doctor, "version", without_ray)
     found = last_line(fedpriv("doctor", "--json"))
@@ -35,7 +35,10 @@ def test_an_extra_that_is_not_there_names_its_package_and_how_to_get_it(
     assert lines["extra cluster"] == {
         "what": "extra cluster", "value": "not installed: ray", "missing": extra("cluster")
     }  # fmt: skip
-    assert lines["extra deploy"]["missing"] is None and lines["extra deploy"]["value"] == "flwr 1.41.0, httpx 0.28.2"
+    assert (
+        lines["extra deploy"]["missing"] is None
+        and lines["extra deploy"]["value"] == "flwr 1.41.0, httpx 0.28.2, prometheus-client 0.22.0"
+    )
     assert "extra cluster" in found["missing"] and "extra deploy" not in found["missing"]
     monkeypatch.setattr(doctor, "version", lambda package: "9.9.0" if package == "flwr" else without_ray(package))
     lines = {line["what"]: line for line in last_line(fedpriv("doctor", "--json"))["lines"]}

@@ -15,6 +15,7 @@ from click.testing import Result
 
 from fedpriv.cli import deploy_members
 from fedpriv.deploy import transport
+from fedpriv.deploy.flower import internals
 from fedpriv.deploy.flower.paths import make, read_client
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.operation.members import Member
@@ -28,6 +29,13 @@ from tests.deploy.unreliable import Clock, Unreliable
 from tests.simulation.small import config
 
 
+@pytest.fixture(autouse=True)
+def without_flower(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not marked does not use Flower, which need not be installed for it."""
+    monkeypatch.setattr(internals, "require_flower", lambda: None)
+
+
+@pytest.mark.extra("deploy")
 def test_clients_come_and_go_without_a_running_server(tmp_path: Path, fedpriv: Callable[..., Result]) -> None:
     paths = make(tmp_path / "d", 2, "server.example.org")
     keys = {number: paths.public_key(number).read_bytes() for number in range(2)}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from fedpriv.evaluation.intervals import mean_interval
 from fedpriv.experiments.claims.metrics import metric
 from fedpriv.experiments.claims.rule import (
     BEYOND,
@@ -18,7 +19,6 @@ from fedpriv.experiments.claims.rule import (
     Verdict,
     decide,
     decide_against_each,
-    mean_interval,
 )
 from fedpriv.experiments.paired import PAIRED, REACHES, until_as_good, why_not
 from fedpriv.experiments.results import Result
