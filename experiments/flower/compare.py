@@ -45,7 +45,7 @@ from fedpriv.storage.provenance import git_commit, versions
 
 HERE = Path(__file__).parent
 JOB = HERE.parents[1] / "tests" / "nvflare" / "job"
-CLIENTS, ROUNDS, SAMPLES, OTHERS = 4, 5, 200, 200
+CLIENTS, ROUNDS, SAMPLES, OTHERS = 4, 5, 600, 600
 SHADOWS = 4
 ROWS = ("Flower", "Flower, clipping and noise", "NVFlare")
 NOISE = "clip:norm=1 gaussian:variance=1e-4"
