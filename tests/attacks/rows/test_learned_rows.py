@@ -25,8 +25,8 @@ from fedpriv.attacks.scoring.row_scores import right_cells, typical_row
 TABLE = RowEncoding(
     (NumberColumn("age", 40.0, 10.0), NumberColumn("dose", 2.0, 0.5, gaps=True), CategoryColumn("ward", ("a", "b", "c")))
 )
-SMALL = RowSetting(TABLE, rows=12, threat=ThreatModel(public=True))
-QUICK = LearnedRows(rows=600, components=20, width=128, steps=200, lr=6e-3)
+SMALL = RowSetting(TABLE, widths=(64, 16), rows=12, threat=ThreatModel(public=True))
+QUICK = LearnedRows(rows=400, components=20, width=96, steps=150, lr=1e-2)
 HARDLY = LearnedRows(rows=20, components=4, width=8, steps=2)
 
 
