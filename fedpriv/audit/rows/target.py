@@ -138,10 +138,11 @@ def _of_source(source: Source, title: str, rows: Tensor, labels: Tensor, hidden:
     is_mean = steps is not None and steps.steps > 1  # read as the gradient of one step
 
     public = record.public_rows()
+    labelled = record.server_labels().cpu()[: len(public)] if len(public) else None
 
     def observe(threat: ThreatModel) -> list[Observation]:
         seen = [source.read(message, threat) for message in source.messages]
-        return granted(seen, (public, record.server_labels().cpu()[: len(public)]) if len(public) else (None, None))
+        return granted(seen, (None, None) if labelled is None or len(labelled) < len(public) else (public, labelled))
 
     @cache
     def doubt(one_step: bool) -> str | None:
