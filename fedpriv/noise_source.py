@@ -42,7 +42,7 @@ def key_stream(key: bytes, size: int) -> Words:
 
 
 class SeededNoise:
-    """Noise from a torch generator; whoever knows its seed can compute it."""
+    """Noise from a torch generator; a party that knows its seed can compute it."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
@@ -91,7 +91,7 @@ class RandomSource(Protocol):
         """The noise of a purpose, such as that of DP-SGD in one round."""
 
     def generator(self, *labels: int | str) -> torch.Generator:
-        """A torch generator, for randomness whose results nobody else sees, such as augmentation."""
+        """A torch generator, for randomness whose results stay with the client, such as augmentation."""
 
     def global_rng(self, *labels: int | str) -> AbstractContextManager[None]:
         """A block in which torch's global generators are seeded, such as for dropout; they are restored afterwards."""

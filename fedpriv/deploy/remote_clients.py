@@ -51,7 +51,7 @@ class _Request:
 class RemoteClients(Clients):
     """Clients on other machines.
 
-    Requests whose answer nobody waits for (to store the initial model, to delete states) are added to the next frame to the
+    Requests whose answers are not waited for (to store the initial model, to delete states) are added to the next frame to the
     client, and repeated until one was answered.
 
     Args:

@@ -37,7 +37,7 @@ class Pooled(Local):
         return True
 
     def participants(self, round: int, sampled: Sequence[int], everyone: Sequence[int]) -> Sequence[int]:
-        """Client 0, which stands for the one place; nobody in a round that has no epoch."""
+        """Client 0, which stands for the one place; none in a round that has no epoch."""
         (planned,) = self.phases(round)
         return everyone if planned.epochs or planned.steps else ()
 

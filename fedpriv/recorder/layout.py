@@ -118,8 +118,8 @@ class Facts:
     """What holds for all messages of a record.
 
     Attributes:
-        net: ``package.module:Name`` of a class or function that returns the net, and its keyword ``arguments``; ``None``: whoever
-            audits the record gives the net.
+        net: ``package.module:Name`` of a class or function that returns the net, and its keyword ``arguments``; ``None``: an
+            audit gets the net by ``--model``.
         head: name of the module that is called last; ``None``: the linear layer that is called last.
         classes: number of logits.
         input_shape: of a sample: of an image ``(C, H, W)``, of a row ``(F,)``, of a text ``(L,)``, its largest number of tokens.

@@ -48,7 +48,7 @@ def recording(
         classes: number of logits.
         input_shape: of a sample: of an image ``(C, H, W)``, of a row ``(F,)``, of a text ``(L,)``, its largest number of tokens.
         net: ``package.module:Name`` of a class or function that returns the net, or the class or function itself, if it can be
-            imported; ``None``: whoever audits the record gives the net.
+            imported; ``None``: the audit gets the net by ``--model``.
         arguments: with which the net is built, by name.
         head: name of the module that is called last; ``None``: the linear layer that is called last.
         training: what is known of local training, see :class:`fedpriv.recorder.layout.Training`.

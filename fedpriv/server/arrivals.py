@@ -68,7 +68,7 @@ class Arrivals:
         """The steps of DP-SGD that the ledger books for a client that was asked.
 
         They are the steps that the client reports. If no answer was accepted, they are all steps of a full local update, because
-        somebody may have seen its upload.
+        its upload may have been seen.
         """
         if client in self.reports:
             return self.reports[client].spent

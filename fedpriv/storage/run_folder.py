@@ -214,7 +214,7 @@ class RunFolder:
 
 
 def _may_precede(name: str) -> bool:
-    """Whether a file or folder may exist before a run begins: from an interrupted start, or from whoever starts it."""
+    """Whether a file or folder may exist before a run begins: from an interrupted start, or from the program that starts it."""
     return name.startswith(".") or name.endswith(".part") or name in ("checkpoints", "log.txt")
 
 

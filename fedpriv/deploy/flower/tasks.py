@@ -68,7 +68,7 @@ def run_node_tasks(address: str, secret: Path) -> None:
 
     Args:
         address: ``host:port`` of the node's Runtime API.
-        secret: file shared with the node, so that nobody else on this machine gets its tasks.
+        secret: file shared with the node, so that no other process of this machine gets its tasks.
     """
     from flwr.supernode.runtime.run_clientapp import run_clientapp
 
