@@ -37,6 +37,7 @@ BUILT_IN = (
     "fedpriv.attacks.malicious.token_imprint",
     "fedpriv.attacks.rows.closed_form",
     "fedpriv.attacks.rows.tableak",
+    "fedpriv.attacks.rows.learned_rows",
 )
 
 

@@ -86,9 +86,9 @@ def attack(
 
     By default, each image is attacked through one gradient step of DLG's sigmoid LeNet, with all parameters drawn from
     U(-0.5, 0.5) and as many linear layers as are masked: the setting of the papers. Attacks on texts (tokens, tag, span) use
-    one step of a text encoder under a new linear layer; those on rows (closed-form, tableak) one step of the default net for
-    tables. With --run, all attack a real message of a run. secagg-masks attacks the masks of a secure aggregation instead:
-    those that Flower draws, and those of this package.
+    one step of a text encoder under a new linear layer; those on rows (closed-form, learned-rows, tableak) one step of the
+    default net for tables. With --run, all attack a real message of a run. secagg-masks attacks the masks of a secure
+    aggregation instead: those that Flower draws, and those of this package.
 
     An attack of a malicious server (--threat malicious) alters the download of that message. The client of the run trains on
     it again, with its own data, and its new upload is attacked. The command says whether the client's check of downloads

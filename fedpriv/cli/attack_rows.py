@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from fedpriv.cli.controls import held_to, progress, tell_controls, wide_console,
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
+    from fedpriv.attacks.core.observation import Observation, ThreatModel
     from fedpriv.attacks.lab.row_attempts import Rows
     from fedpriv.attacks.scoring.row_scores import RowScores
     from fedpriv.attacks.scoring.scores import Rate
@@ -118,9 +119,10 @@ def _target(
     """A title, and the rows that the options name: those behind a message of a run, test rows of a data set, or made-up ones."""
     import torch
 
+    from fedpriv.attacks.core.observation import Public
     from fedpriv.attacks.lab.row_attempts import Rows
     from fedpriv.attacks.lab.setting import RowSetting
-    from fedpriv.audit.record.run import row_encoding
+    from fedpriv.audit.record.run import REFERENCES, row_encoding
     from fedpriv.audit.rows.target import message
     from fedpriv.data.sources import load_dataset
     from fedpriv.scores.tasks import task_of
@@ -140,7 +142,7 @@ def _target(
     if dataset is None:
         setting = RowSetting(rows=wanted, per_message=size)
         rows, labels = setting.truth(seed)
-        what = "made-up rows"
+        what, public = "made-up rows", None
     else:
         data = load_dataset(dataset, data_dir, label=label)
         encoding = row_encoding(data.columns)
@@ -153,8 +155,11 @@ def _target(
         chosen = torch.randperm(len(data.test_labels), generator=torch.Generator().manual_seed(seed))[:wanted]
         rows, labels, task = data.vectors[1][chosen], data.test_labels[chosen], task_of(len(data.classes), data.target)
         setting = RowSetting(encoding, task.outputs, numbers=data.target is not None, rows=wanted, per_message=size)
-        what = f"test rows of {data.name}"
+        what, public = f"test rows of {data.name}", Public(data.vectors[0][:REFERENCES], data.train_labels[:REFERENCES])
     behind = "one step each" if size == 1 else f"{size} behind each step"
-    return f"{wanted} {what}, {behind}", Rows(
-        rows, labels, setting.encoding, lambda threat: setting.observations(rows, labels, seed)
-    )
+
+    def observe(threat: ThreatModel) -> list[Observation]:
+        observed = replace(setting, threat=threat).observations(rows, labels, seed)
+        return observed if public is None or not threat.public else [replace(seen, public=public) for seen in observed]
+
+    return f"{wanted} {what}, {behind}", Rows(rows, labels, setting.encoding, observe)

@@ -28,7 +28,17 @@ def controls_once() -> Iterator[None]:
 @pytest.fixture
 def hardly_any_steps(monkeypatch: pytest.MonkeyPatch, one_iteration: None) -> None:
     """Attacks on images and rows that do next to nothing, and controls that they pass, for tests of what is around them."""
-    few = {"steps": 1, "restarts": 0, "adam_steps": 2, "adam": 2, "lbfgs": 1, "iterations": 1, "images": 2, "starts": 4}
+    few = {
+        "steps": 1,
+        "restarts": 0,
+        "adam_steps": 2,
+        "adam": 2,
+        "lbfgs": 1,
+        "iterations": 1,
+        "images": 2,
+        "starts": 4,
+        "rows": 4,
+    }
     for kind in image_attacks().values():
         if kind.audit_options is not None:
             usual = {option: few[option] for option in defaults_of(kind).keys() & few.keys()}

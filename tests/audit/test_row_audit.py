@@ -176,3 +176,21 @@ def test_values_of_a_hidden_column(trained: Runs) -> None:
     assert torch.allclose(told.sum(1), torch.ones(len(rows), dtype=torch.double)) and bool(
         (told.argmax(1) == size.of(rows)).double().mean() > 0.8
     )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("hardly_any_steps")
+def test_learned_inversion_needs_public_rows_and_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedpriv.audit.rows.recovery._enough", lambda result: None)
+    torch.manual_seed(0)
+    net, rows, labels = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(12, 2), torch.arange(12) % 2
+    gradient = list(torch.autograd.grad(F.cross_entropy(net(rows[:1]), labels[:1]), list(net.parameters())))
+    columns = (NumberColumn("a"), NumberColumn("b"))
+
+    def outcome(public: tuple[torch.Tensor, torch.Tensor] | None) -> Any:
+        (run,) = fedpriv.audit_update(net, gradient, (rows[:1], labels[:1]), columns=columns, public=public).runs
+        return next(outcome for outcome in run.rows[0].outcomes if outcome.attack == "learned-rows")
+
+    without = outcome(None)
+    assert without.figures is None and "it needs public rows of the same table" in str(without.status.reasons[0])
+    assert outcome((rows[1:], labels[1:])).figures is not None

@@ -73,7 +73,7 @@ class ThreatModel:
         num_examples: whether it knows the number of samples behind a message.
         schedule: whether it knows learning rate, momentum, weight decay and the number of local steps.
         download: ``altered`` where a malicious server altered the weights that it sent.
-        public: whether it has public images of the same kind, with labels; none of them is the client's.
+        public: whether it has public images, or rows, of the same kind, with labels; none of them is the client's.
     """
 
     top: Top = "unknown"
@@ -237,11 +237,11 @@ class TextFacts:
 
 @dataclass(frozen=True)
 class Public:
-    """Public images of the same kind as the client's, none of which is the client's.
+    """Public samples of the same kind as the client's, none of which is the client's.
 
     Attributes:
-        images: ``(m, C, H, W)`` in [0, 1].
-        labels: ``(m,)``, of the client's classes.
+        images: ``(m, C, H, W)`` in [0, 1]; of a table, rows ``(m, F)`` as the net takes them.
+        labels: ``(m,)``, of the client's classes, or numbers.
     """
 
     images: Tensor

@@ -1,4 +1,4 @@
-"""Simulated messages: what the client would have sent for other images, from the weights that it was sent."""
+"""Simulated messages: what the client would have sent for other samples, from the weights that it was sent."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from fedpriv.attacks.core.labels import targets as targets_of
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.batching import vmap_or_loop
@@ -15,7 +15,7 @@ from fedpriv.attacks.gradients.linear import normalise_images, training_net, wei
 from fedpriv.attacks.gradients.local_update import simulate_local_update
 
 MAX_BATCH, MAX_ENTRIES = 50, 2**22
-"""Largest number of images per batch, and of entries in their messages together."""
+"""Largest number of samples per batch, and of entries in their messages together."""
 
 
 def check_simulation(observation: Observation) -> None:
@@ -31,7 +31,7 @@ def check_simulation(observation: Observation) -> None:
 
 
 def simulate_messages(observation: Observation, public: Public) -> Iterator[dict[str, Tensor]]:
-    """Messages of clients that hold one public image each, without any defence: batches of tensors by name ``(b, ...)``.
+    """Messages of clients that hold one public sample each, without any defence: batches of tensors by name ``(b, ...)``.
 
     Layers that are not shared keep their weights, as in :class:`fedpriv.attacks.image.direct.Unrolled`.
 
@@ -46,12 +46,12 @@ def simulate_messages(observation: Observation, public: Public) -> Iterator[dict
         schedule, sign = Schedule(lr=1.0), -1.0  # one step at this rate changes the weights by the negative gradient
     trained = [name for name, _ in net.named_parameters() if name in observation.shared]
 
-    def message(image: Tensor, label: Tensor) -> dict[str, Tensor]:
-        change = simulate_local_update(net, known, trained, image[None], label[None], schedule)
+    def message(sample: Tensor, label: Tensor) -> dict[str, Tensor]:
+        change = simulate_local_update(net, known, trained, sample[None], label[None], schedule)
         return {name: sign * change[name] for name in trained}
 
     inputs = normalise_images(observation, public.images.to(device, dtype))
-    labels = F.one_hot(public.labels.to(device), observation.classes).to(dtype)
+    labels = targets_of(public.labels.to(device), observation.classes, dtype)
     entries = sum(tensor.numel() for tensor in observation.shared.values())
     size = max(1, min(MAX_BATCH, MAX_ENTRIES // entries))
     for batch, targets in zip(torch.split(inputs, size), torch.split(labels, size), strict=True):

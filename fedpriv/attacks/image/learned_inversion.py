@@ -10,7 +10,7 @@ image only; a small net and about a thousand images, which take seconds.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -118,63 +118,101 @@ class LearnedInversion(ImageAttack):
 
     def _inverted(self, group: Sequence[Observation]) -> tuple[Tensor, Tensor]:
         """Images ``(n, C, H, W)`` behind messages with the same download, and the training loss at each step."""
-        first = group[0]
-        assert first.public is not None
-        images, labels = first.public.images[: self.images], first.public.labels[: self.images]
-        messages = torch.cat(
-            [rows_of({name: tensor[None] for name, tensor in observation.shared.items()}) for observation in group]
-        )
-        defence = defence_of(group, messages)
-
-        def simulate(count: int) -> Iterator[Tensor]:
-            for tensors in simulate_messages(first, Public(images[:count], labels[:count])):
-                yield defence.applied(rows_of(tensors))
-
-        index = torch.arange(messages.shape[1])
-        if len(index) > ENTRIES:
-            squares = torch.stack([part.square().sum(0) for part in simulate(PILOT)]).sum(0)
-            index = squares.topk(ENTRIES).indices.sort().values
-        simulated = torch.cat([part[:, index] for part in simulate(len(images))])
-        basis = components(simulated, self.components)
-        deviation = (basis.square().T @ defence.variance[index]).sqrt()
-        return self._train(simulated @ basis, deviation, images, messages[:, index] @ basis, defence.norm is not None)
-
-    def _train(self, inputs: Tensor, deviation: Tensor, images: Tensor, observed: Tensor, scaled: bool) -> tuple[Tensor, Tensor]:
-        """Train the net on simulated messages and apply it to the observed ones, both as components ``(..., d)``.
-
-        Args:
-            inputs: of the public images ``(m, C, H, W)``.
-            deviation: standard deviation of fresh noise on them ``(d,)``.
-            scaled: whether a message's norm is unknown.
-        """
-        wide, truth = self.width, images.flatten(1).to(inputs)
+        assert group[0].public is not None
+        images = group[0].public.images[: self.images]
+        lesson = lesson_of(group, len(images), self.components)
+        truth = images.flatten(1).to(lesson.inputs)
         # With fewer images than pixels, the net predicts coefficients of the images' principal components.
         sums = components(truth, len(truth)) if len(truth) < truth.shape[1] else None
-        if sums is not None:
-            truth = truth @ sums
+        training = Training(self.width, self.steps, self.batch, self.lr)
+        outputs, losses = lesson.learned(truth if sums is None else truth @ sums, F.mse_loss, training)
+        return (outputs if sums is None else outputs @ sums.T).view(-1, *images.shape[1:]), losses
+
+
+class Training(NamedTuple):
+    """How the net is trained: the options of :class:`LearnedInversion` by these names."""
+
+    width: int
+    steps: int
+    batch: int
+    lr: float
+
+
+class Lesson(NamedTuple):
+    """Messages as principal components of the simulated ones.
+
+    Attributes:
+        inputs: simulated messages on public samples, without noise ``(m, d)``.
+        deviation: standard deviation of the noise on them ``(d,)``.
+        observed: the messages to invert ``(n, d)``.
+        scaled: whether a message's norm is unknown.
+    """
+
+    inputs: Tensor
+    deviation: Tensor
+    observed: Tensor
+    scaled: bool
+
+    def learned(self, truth: Tensor, loss_of: Callable[[Tensor, Tensor], Tensor], options: Training) -> tuple[Tensor, Tensor]:
+        """Train a net on the simulated messages, each with fresh noise, and apply it to the observed ones.
+
+        Args:
+            truth: the public samples ``(m, t)``.
+            loss_of: outputs and truth of a batch -> loss.
+
+        Returns:
+            outputs ``(n, t)``, and the training loss at each step.
+        """
+        wide, inputs, deviation = options.width, self.inputs, self.deviation
         scale = (inputs.square().mean() + deviation.square().mean()).sqrt().clamp_min(1e-30)
 
         def read(rows: Tensor) -> Tensor:
-            return F.normalize(rows, dim=1) * rows.shape[1] ** 0.5 if scaled else rows / scale
+            return F.normalize(rows, dim=1) * rows.shape[1] ** 0.5 if self.scaled else rows / scale
 
         net = nn.Sequential(
             nn.Linear(inputs.shape[1], wide), nn.ReLU(), nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, truth.shape[1])
         )  # fmt: skip
-        optimiser = torch.optim.Adam(net.parameters(), self.lr, fused=True)
-        falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, self.steps)
+        optimiser = torch.optim.Adam(net.parameters(), options.lr, fused=True)
+        falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, options.steps)
         losses = []
-        for _ in range(self.steps):
-            some = torch.randint(len(inputs), (self.batch,))
-            rows = inputs[some] + deviation * torch.randn(self.batch, inputs.shape[1])
-            loss = F.mse_loss(net(read(rows)), truth[some])
+        for _ in range(options.steps):
+            some = torch.randint(len(inputs), (options.batch,))
+            rows = inputs[some] + deviation * torch.randn(options.batch, inputs.shape[1])
+            loss = loss_of(net(read(rows)), truth[some])
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
             falling.step()
             losses.append(loss.detach())
         with torch.no_grad():
-            outputs = net(read(observed))
-            return (outputs if sums is None else outputs @ sums.T).view(-1, *images.shape[1:]), torch.stack(losses)
+            return net(read(self.observed)), torch.stack(losses)
+
+
+def lesson_of(group: Sequence[Observation], samples: int, most: int) -> Lesson:
+    """Simulate messages on the first public samples, under the defence of a group of observations with the same download.
+
+    Args:
+        samples: their number.
+        most: largest number of components.
+    """
+    first = group[0]
+    assert first.public is not None
+    public = Public(first.public.images[:samples], first.public.labels[:samples])
+    messages = torch.cat([rows_of({name: tensor[None] for name, tensor in seen.shared.items()}) for seen in group])
+    defence = defence_of(group, messages)
+
+    def simulate(count: int) -> Iterator[Tensor]:
+        for tensors in simulate_messages(first, Public(public.images[:count], public.labels[:count])):
+            yield defence.applied(rows_of(tensors))
+
+    index = torch.arange(messages.shape[1])
+    if len(index) > ENTRIES:
+        squares = torch.stack([part.square().sum(0) for part in simulate(PILOT)]).sum(0)
+        index = squares.topk(ENTRIES).indices.sort().values
+    simulated = torch.cat([part[:, index] for part in simulate(samples)])
+    basis = components(simulated, most)
+    deviation = (basis.square().T @ defence.variance[index]).sqrt()
+    return Lesson(simulated @ basis, deviation, messages[:, index] @ basis, defence.norm is not None)
 
 
 def group_by_download(observations: Sequence[Observation]) -> list[list[int]]:

@@ -38,14 +38,16 @@ def row_controls(attack: RowAttack, setting: RowSetting, seed: int = 0) -> tuple
 @one_thread()
 @mounting()
 def positive_control(attack: RowAttack, setting: RowSetting = UNDEFENDED, seed: int = 0) -> Control:
-    """Check that the attack recovers as many cells of undefended rows as the setting requires."""
+    """Check that the attack recovers as many cells of undefended rows as the setting requires, and at least half of those that the
+    typical row has wrong."""
 
     def check() -> tuple[bool, str]:
         messages, rows = _undefended(attack, setting, seed)
         share = _share_right(attack.run(messages, seed).raw, rows, setting, len(messages))
+        typical = _share_right(typical_row(setting.encoding).to(rows).expand_as(rows), rows, setting, len(messages))
+        needed = max(setting.min_recovery, (1 + typical) / 2)
         cells = f"{share:.0%} of the cells of {len(rows)} undefended rows{_size(setting)}"
-        sentence = f"{attack.name} recovered {cells} (at least {setting.min_recovery:.0%} needed)"
-        return share >= setting.min_recovery, sentence
+        return share >= needed, f"{attack.name} recovered {cells} (at least {needed:.0%} needed)"
 
     return run_control("positive", attack.name, "undefended rows", check)
 

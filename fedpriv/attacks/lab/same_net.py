@@ -118,16 +118,22 @@ def rows_on_same_net(
     """Check that the attack recovers cells of made-up rows of the table from undefended messages of the net that it attacks: half
     of those that the means and most frequent levels have wrong, or more.
 
-    Arguments and messages as for :func:`on_same_net`.
+    Arguments and messages as for :func:`on_same_net`, public rows as its public images.
     """
 
     def check() -> tuple[bool, str]:
-        per_message, encoding = observation.num_examples or 1, observation.encoding
+        seen, per_message, encoding = observation, observation.num_examples or 1, observation.encoding
         assert encoding is not None, "it is a control of attacks on rows"
         count, generator = _sample_count(per_message), torch.Generator().manual_seed(seed)
-        rows = made_up_rows(encoding, count, generator)
-        labels = _draw_labels(count, per_message, observation, generator)
-        undefended = [message for message, _, _ in _undefended(observation, weights, rows, labels, generator, steps)]
+        what, rows = "made-up rows", made_up_rows(encoding, count, generator)
+        if (public := seen.public) is None:
+            labels = _draw_labels(count, per_message, seen, generator)
+        elif len(public.images) < 2 * count:
+            return False, f"{len(public.images)} public rows are too few to try {attack.name} on messages of this net"
+        else:
+            what, rows, labels = "public rows", public.images[:count].to(rows), public.labels[:count]
+            seen = replace(seen, public=Public(public.images[count:], public.labels[count:]))
+        undefended = [message for message, _, _ in _undefended(seen, weights, rows, labels, generator, steps)]
         with mounting():
             raw = attack.run(undefended, seed).raw.to(rows)
         recovered = score_rows(in_order(raw, rows, encoding, len(undefended))[0], rows, encoding).cells.share
@@ -135,7 +141,7 @@ def rows_on_same_net(
         needed = (1 + typical) / 2
         behind = "" if per_message == 1 else f", {per_message} behind one message"
         return recovered >= needed, (
-            f"from {TRIED_ON}, {attack.name} recovers {recovered:.0%} of the cells of {count} made-up rows{behind} (at least "
+            f"from {TRIED_ON}, {attack.name} recovers {recovered:.0%} of the cells of {count} {what}{behind} (at least "
             f"{needed:.0%} needed)"
         )
 

@@ -21,6 +21,8 @@ Alter = Callable[[Observation, Tensor, int], Mapping[str, Tensor]]
 """See :meth:`fedpriv.attacks.attack.Attack.alter`."""
 PUBLIC = 200
 """Number of public images or rows of a malicious server in controls."""
+LEARNED = 1000
+"""Number of public rows that an attack learns from in controls."""
 HALF = 0.5
 
 
@@ -170,23 +172,28 @@ class RowSetting:
         return rows, torch.randint(self.classes, (count,), generator=generator)
 
     def observations(self, rows: Tensor, labels: Tensor, seed: int, alter: Alter | None = None) -> list[Observation]:
-        """The messages, each on :attr:`per_message` of the rows and through a net of its own.
+        """The messages, each on :attr:`per_message` of the rows and through a net of its own; of an attacker who has public rows,
+        who learns about one net, all through the same.
 
         Args:
             alter: how a malicious server alters the weights; it gets other rows of the table.
         """
-        messages = []
+        messages, granted = [], self.granted(seed)
         for number, some in enumerate(
             zip(torch.split(rows, self.per_message), torch.split(labels, self.per_message), strict=True)
         ):
-            net = self._net(seed + number)
+            net = self._net(seed + number if granted is None else seed)
             message = self._observed(net, *some)
             if alter is not None:
                 public = made_up_rows(self.encoding, PUBLIC, torch.Generator().manual_seed(seed + 1))
                 net.load_state_dict(alter(message, public, seed), strict=False)
                 message = self._observed(net, *some)
             messages.append(trained(message, *some, self.steps) if self.steps else message)
-        return messages
+        return [replace(message, public=granted) for message in messages]
+
+    def granted(self, seed: int) -> Public | None:
+        """Other rows of the table, if the attacker has public ones."""
+        return Public(*replace(self, rows=LEARNED, per_message=1).truth(seed + 1)) if self.threat.public else None
 
     def _observed(self, net: SplitNet, rows: Tensor, labels: Tensor) -> Observation:
         return replace(observe(net, rows, labels, self.threat), encoding=self.encoding, numbers=self.numbers)

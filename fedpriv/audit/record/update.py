@@ -151,6 +151,10 @@ class UpdateRecord(Record):
         rows, _ = self.public
         return self.data.images[:0] if rows is None else rows.cpu().float()
 
+    def server_labels(self) -> Tensor:
+        _, labels = self.public
+        return self.data.labels[:0] if labels is None else labels.cpu()
+
     def labels(self, client: int) -> Tensor:
         return self.data.labels
 

@@ -78,7 +78,9 @@ def _attacked(
             attempt = RowAttempt(attacker, inapplicable=enough)
         else:
             say(f"{target.title}: {attacker.name}")
-            few = part if most is None or not attacker.attack.optimises else part.first(min(most, part.count))
+            # An attack that learns from public rows trains one net for all messages of a round.
+            all_of_them = most is None or not attacker.attack.optimises or attacker.threat.public
+            few = part if most is None or all_of_them else part.first(min(most, part.count))
             attempt = few.run(attacker, Trial(seed, partial(spent, say)))
         controls += [ControlResult(attacker.attack.name, **vars(control)) for control in attempt.controls]
         result = result.only([*result.outcomes, _outcome(attempt, target, guesses, result.baselines)])

@@ -18,7 +18,7 @@ from fedpriv.attacks.lab.row_attempts import RowAttempt, Rows
 from fedpriv.attacks.lab.same_net import rows_on_same_net
 from fedpriv.attacks.lab.trial import Attacker, Mounted, NotTried, Trial, difference_reasons
 from fedpriv.attacks.scoring.row_scores import BY_CHANCE, in_order, right_cells, typical_row
-from fedpriv.audit.images.target import Doubts, Source, hidden_layers, unexplained
+from fedpriv.audit.images.target import Doubts, Source, granted, hidden_layers, unexplained
 from fedpriv.audit.record.base import Message, Record
 from fedpriv.audit.rows.figures import by_chance
 from fedpriv.errors import UsageError
@@ -137,8 +137,12 @@ def _of_source(source: Source, title: str, rows: Tensor, labels: Tensor, hidden:
     steps = record.steps_behind(first, source.what) if source.what else None
     is_mean = steps is not None and steps.steps > 1  # read as the gradient of one step
 
+    public = record.public_rows()
+    labelled = record.server_labels().cpu()[: len(public)] if len(public) else None
+
     def observe(threat: ThreatModel) -> list[Observation]:
-        return [source.read(message, threat) for message in source.messages]
+        seen = [source.read(message, threat) for message in source.messages]
+        return granted(seen, (None, None) if labelled is None or len(labelled) < len(public) else (public, labelled))
 
     @cache
     def doubt(one_step: bool) -> str | None:
@@ -153,7 +157,7 @@ def _of_source(source: Source, title: str, rows: Tensor, labels: Tensor, hidden:
         return rows_on_same_net(attacker.attack, observe(attacker.threat)[0], weights, record.seed, steps)
 
     return Target(
-        rows, labels, record.encoding, observe, title=title, count=len(source.messages), public=record.public_rows(),
+        rows, labels, record.encoding, observe, title=title, count=len(source.messages), public=public,
         hidden=hidden, seed=record.seed, doubt=partial(doubt, is_mean), doubt_of_one_step=partial(doubt, True),
         doubts_all=record.declared, on_same_net=control,
     )  # fmt: skip
