@@ -27,7 +27,10 @@ FACTOR = 10.0
 
 def corrupt_clients(config: RunConfig) -> frozenset[int]:
     """The bad clients: the config's share of the registered ones, drawn by the partition's seed."""
-    data, rng = config.data, generator(config.data.partition.seed or 0, "corrupt clients")
+    data = config.data
+    if not data.corrupt_clients:  # a million registered clients are not put in order for nothing
+        return frozenset()
+    rng = generator(data.partition.seed or 0, "corrupt clients")
     return frozenset(torch.randperm(data.clients, generator=rng)[: round(data.corrupt_clients * data.clients)].tolist())
 
 
