@@ -20,16 +20,16 @@ def not_comparable(folders: Sequence[Path], rows: Sequence[Mapping[str, Any]]) -
         yield f"the runs are ranked by different scores ({', '.join(metrics)}), so accuracy is compared (--set eval.metric)"
     if len({row["split"] for row in rows}) > 1:
         validated = ", ".join(row["run"] for row in rows if row["split"] == "validation")
-        yield f"accuracies on validation data ({validated}) and on test data are not comparable"
+        yield f"scores on validation data ({validated}) and on test data are not comparable"
     if len(datasets := sorted({row["dataset"] for row in rows})) > 1:
-        yield f"accuracies on different data sets ({', '.join(datasets)}) are not comparable"
+        yield f"scores on different data sets ({', '.join(datasets)}) are not comparable"
     if len(lengths := sorted({row["rounds"] for row in rows if row["status"] == "finished"})) > 1:
         yield f"runs of different lengths ({', '.join(map(str, lengths))} rounds)"
     for dataset in datasets:
         group = [index for index, row in enumerate(rows) if row["dataset"] == dataset]
         if (pair := _that_differ(rows, group, "data_hash")) is not None:
             why = _why(folders, rows, pair, "data_hash")
-            yield f"accuracies on other samples of {Path(dataset).name} are not comparable: {why}"
+            yield f"scores on other samples of {Path(dataset).name} are not comparable: {why}"
         for seed in dict.fromkeys(rows[index]["seed"] for index in group):
             of_seed = [index for index in group if rows[index]["seed"] == seed]
             if (pair := _that_differ(rows, of_seed, "partition_hash")) is not None:

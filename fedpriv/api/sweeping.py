@@ -94,9 +94,10 @@ def sweep(
 def play(grid: Grid, runs_dir: Path, jobs: int, say: Say) -> Sweep:
     """Train what is not done yet of a grid, and rank its cells; arguments and errors as for :func:`sweep`."""
     from fedpriv.tracking import default_uri, parent_run
+    from fedpriv.tracking.folder import SWEEPS
 
     check_cells(grid)
-    folder = runs_dir / "sweeps" / grid.name
+    folder = runs_dir / SWEEPS / grid.name
     check_place(folder, "--runs-dir names another folder")
     cells, seeds = len(grid.cells), len(grid.seeds)
     say(f"{cells} combinations with {seeds} seed{'s' * (seeds > 1)} each: {cells * seeds} runs in {folder}")

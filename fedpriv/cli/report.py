@@ -64,7 +64,7 @@ class Reporter:
         self._bar = Progress(*columns, console=self.err, disable=not self.err.is_terminal)
         self._rounds = 0
         self._durations: list[float] = []
-        self._score, self._metric = "no accuracy yet", ACCURACY
+        self._score, self._metric = "", ACCURACY
         self._began = 0.0
         """Start of the round, on the progress bar's clock."""
 
@@ -94,8 +94,8 @@ class Reporter:
             soft_wrap=True,
         )
         self._metric = score_named(config.eval.metric or ACCURACY.name)
-        if not federation.method.objective.labels:
-            self._score = "no accuracy (self-supervised)"
+        labels = federation.method.objective.labels
+        self._score = f"no {self._metric.title} yet" if labels else f"no {self._metric.title} (self-supervised)"
         self.begin(config.train.rounds, folder.records()[-1]["round"] if folder.records() else 0)
 
     def begin(self, rounds: int, done: int) -> None:

@@ -112,7 +112,7 @@ def _check_port(host: str, port: int) -> None:
 
 @command(main, "sync")
 @click.argument("runs", metavar="[RUN]...", nargs=-1)
-@click.option("--all", "every", is_flag=True, help="Every run of the runs folder.")
+@click.option("--all", "every", is_flag=True, help="Every run of the runs folder, those of its sweeps, too.")
 @_runs_dir
 @click.option("--tracking-uri", help="Send to this MLflow store. Required if a run names a store other than yours.")
 def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: str | None) -> dict[str, Any]:
@@ -126,12 +126,13 @@ def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: 
     Example: fedpriv sync --all
     """
     from fedpriv.tracking import ForeignStore, ServerAway, TrackingError, find_run, sync, target_uri
-    from fedpriv.tracking.folder import check_run
+    from fedpriv.tracking.folder import SWEEPS, check_run
 
     if every == bool(runs):
         raise UsageError("name the runs to send, or use --all")
     if every:  # a damaged run does not keep the others back
-        folders = [path.parent for path in sorted(runs_dir.glob("*/config.yaml")) if (path.parent / "run.json").exists()]
+        found = [path.parent for kind in ("*", f"{SWEEPS}/*/runs/*") for path in sorted(runs_dir.glob(f"{kind}/config.yaml"))]
+        folders = [folder for folder in found if (folder / "run.json").exists()]
     else:
         folders = [find_run(name, runs_dir) for name in runs]
     if not folders:
@@ -244,7 +245,7 @@ def compare(
     for gain in gains:
         out.print(str(gain), soft_wrap=True)
     if {row["split"] for row in rows} == {"validation"}:
-        out.print("accuracies are on the clients' validation data (eval.split), not on their test data", soft_wrap=True)
+        out.print("scores are on the clients' validation data (eval.split), not on their test data", soft_wrap=True)
     for why in (*contradicted.values(), *not_comparable(folders, rows)):
         say(f"warning: {why}", err=True)
     repeats = repeated(named, rows)

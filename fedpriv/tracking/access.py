@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from fedpriv.errors import UsageError
 from fedpriv.storage.run_folder import RunFolder
+from fedpriv.tracking.folder import runs_dir_of
 from fedpriv.tracking.store import TrackingError, default_uri, explained, sqlite_path
 from fedpriv.untrusted.addresses import HIDDEN, keep_secrets, tracking_address, with_secrets
 
@@ -34,7 +35,7 @@ def named_store(uri: str) -> str:
 
 
 def permitted_store(run_dir: Path, uri: str | None) -> str:
-    """The store that a run folder names, if it is the user's: that of ``MLFLOW_TRACKING_URI``, or the file beside the run folder.
+    """The store that a run folder names, if it is the user's: that of ``MLFLOW_TRACKING_URI``, or the file in the runs folder.
 
     Args:
         uri: named by the folder; ``None``: none, so the default.
@@ -43,17 +44,18 @@ def permitted_store(run_dir: Path, uri: str | None) -> str:
         ForeignStore: it is another; the message says how to allow it.
     """
     runs_dir = run_dir.resolve().parent
-    default = default_uri(runs_dir)
+    own = runs_dir_of(run_dir.resolve())
+    default = default_uri(own)
     if uri is None or uri == "none":
         return uri or default
     uri = named_store(uri)
-    beside = f"sqlite:///{runs_dir / 'mlflow.db'}"
-    if same_store(uri, default) or same_store(uri, beside):
+    stores = [f"sqlite:///{folder / 'mlflow.db'}" for folder in (own, runs_dir)]
+    if any(same_store(uri, store) for store in (default, *stores)):
         return uri
     store = sqlite_path(uri)
     moved = store is not None and not store.exists()  # together with its runs
     hint = (
-        f"for the one beside the run: --tracking-uri {shlex.quote(beside)}"
+        f"for the one beside the run: --tracking-uri {shlex.quote(stores[0])}"
         if moved
         else f"to use it: --tracking-uri {shlex.quote(uri)}"
     )

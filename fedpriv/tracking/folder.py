@@ -18,6 +18,9 @@ from fedpriv.recorder.reader import is_record
 from fedpriv.storage.records import Record, Records, lines_of, parsed
 from fedpriv.storage.run_folder import RunFolder
 
+SWEEPS = "sweeps"
+"""The folder of a runs folder that holds the sweeps, each with its runs in ``runs``."""
+
 
 class _Form(BaseModel):
     """The keys of a file that are read; others are ignored."""
@@ -180,8 +183,16 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", value
 
 
+def runs_dir_of(run_dir: Path) -> Path:
+    """The runs folder that a run belongs to: the one it lies in; of a run of a sweep, the one that holds the sweep."""
+    parents = run_dir.parents
+    return parents[3] if len(parents) > 3 and (parents[0].name, parents[2].name) == ("runs", SWEEPS) else run_dir.parent
+
+
 def find_run(run: str, runs_dir: Path = Path("runs")) -> Path:
     """Find a run folder by its path, its run id, or a unique prefix of its name under ``runs_dir``, and check it.
+
+    A run of a sweep is found in the same ways; where two sweeps have one of its name, only by its path.
 
     Raises:
         UsageError: the path is not a run folder, the prefix is not unique, or there is no such run; or as :func:`check_run`.
@@ -233,11 +244,17 @@ def _find_folder(run: str, runs_dir: Path) -> Path:
     if os.sep in run and not Path(run).is_dir():  # of a path
         folders = sorted(path.parent for path in Path(run).parent.glob("*/config.yaml"))
         beginning = Path(run).name
-    matches = [folder for folder in folders if beginning and folder.name.startswith(beginning)]
+    of_sweeps = sorted(path.parent for path in runs_dir.glob(f"{SWEEPS}/*/runs/*/config.yaml"))
+    matches = (
+        [folder for folder in folders if beginning and folder.name.startswith(beginning)]
+        or [folder for folder in of_sweeps if run in (folder.name, _run_id(folder))]
+        or [folder for folder in of_sweeps if run and folder.name.startswith(run)]
+    )
     if len(matches) == 1:
         return matches[0]
     if matches:
-        shown = ", ".join(folder.name for folder in matches[:4]) + (", …" if len(matches) > 4 else "")
+        named = [str(folder) if folder in of_sweeps else folder.name for folder in matches[:4]]
+        shown = ", ".join(named) + (", …" if len(matches) > 4 else "")
         raise UsageError(f"{run!r} fits {len(matches)} runs: {shown}")
     if is_record(Path(run)):
         raise UsageError(f"{run} is a record of a federation elsewhere; `fedpriv audit` reads it, and this needs a run")

@@ -74,6 +74,19 @@ def holds_secret(folder: Path) -> list[str]:
     return [str(path) for path in folder.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
 
 
+def test_the_store_of_a_sweeps_runs_is_that_of_the_runs_folder(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "sweeps" / "lr" / "runs", uri=f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}")
+    assert target_uri(run) == f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}"
+    for other in ("", "runs/sweeps/", "runs/sweeps/lr/"):
+        foreign = make_run(
+            tmp_path / "runs" / "sweeps" / "lr" / "runs",
+            other.replace("/", "-") or "x",
+            uri=f"sqlite:///{tmp_path}/{other}mlflow.db",
+        )
+        with pytest.raises(ForeignStore):
+            target_uri(foreign)
+
+
 def test_a_password_reaches_only_the_server(tmp_path: Path, listener: Listener) -> None:
     folder = make_run(tmp_path / "runs")
     shown = f"http://me:***@{listener.host}"

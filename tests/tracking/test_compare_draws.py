@@ -52,11 +52,11 @@ def test_accuracies_on_validation_data_are_said_to_be(tmp_path: Path) -> None:
     first, other = (
         configured(make_run(tmp_path, name, seed=seed), **{"eval.split": "validation"}) for name, seed in (("a", 0), ("b", 1))
     )
-    assert "accuracies are on the clients' validation data (eval.split)" in shown(tmp_path, first, other)
+    assert "scores are on the clients' validation data (eval.split)" in shown(tmp_path, first, other)
     tested = make_run(tmp_path, "c", seed=2)
     assert "validation data" not in shown(tmp_path, tested)
     mixed = call("compare", first, tested, "--output", tmp_path / "out.png")
-    assert "accuracies on validation data (a) and on test data are not comparable" in mixed.stderr
+    assert "scores on validation data (a) and on test data are not comparable" in mixed.stderr
 
 
 def made_by(folder: Path, **facts: Any) -> Path:

@@ -11,6 +11,7 @@ from fake_runs import append, line, make_run
 from fedpriv.errors import UsageError
 from fedpriv.evaluation.protocols import best, mean, worst_tenth
 from fedpriv.tracking import find_run, flatten, read_records
+from fedpriv.tracking.folder import runs_dir_of
 
 
 def test_records_of_a_run_that_was_killed_and_resumed(tmp_path: Path) -> None:
@@ -59,6 +60,19 @@ def test_find_run(tmp_path: Path) -> None:
         find_run(str(tmp_path / "stray"), tmp_path)
     with pytest.raises(UsageError, match="fedpriv train"):
         find_run("any", tmp_path / "empty")
+
+
+def test_a_run_of_a_sweep_is_found_like_any_other(tmp_path: Path) -> None:
+    of_sweep = {name: make_run(tmp_path / "sweeps" / name / "runs", "lr=0.1-s0") for name in ("a", "b")}
+    alone = make_run(tmp_path / "sweeps" / "b" / "runs", "lr=0.1-s01")
+    for run in ("lr=0.1-s01", "id-lr=0.1-s01"):
+        assert find_run(run, tmp_path) == alone
+    with pytest.raises(UsageError, match=f"'lr=0.1-s0' fits 2 runs: {of_sweep['a']}, {of_sweep['b']}"):
+        find_run("lr=0.1-s0", tmp_path)
+    own = make_run(tmp_path, "lr=0.1-s0")
+    assert find_run("lr=0.1-s0", tmp_path) == own
+    assert runs_dir_of(of_sweep["a"]) == runs_dir_of(own) == tmp_path
+    assert runs_dir_of(tmp_path / "elsewhere" / "a" / "runs" / "x") == tmp_path / "elsewhere" / "a" / "runs"
 
 
 def test_a_run_that_is_not_there_is_told_from_those_beside_it(tmp_path: Path) -> None:

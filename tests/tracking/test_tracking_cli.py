@@ -105,7 +105,7 @@ def test_compare_warns_of_data_that_changed(tmp_path: Path) -> None:
         facts = json.loads((folder / "run.json").read_text())
         (folder / "run.json").write_text(json.dumps(facts | ({"data_hash": data_hash} if data_hash else {})))
     output = ("--output", tmp_path / "out.png")
-    assert "accuracies on other samples of digits are not comparable" in call("compare", *runs, *output).stderr
+    assert "scores on other samples of digits are not comparable" in call("compare", *runs, *output).stderr
     assert "other samples" not in call("compare", runs[0], runs[2], *output).stderr
 
 
