@@ -18,6 +18,7 @@ from fedpriv.methods.base import Context, Method
 from fedpriv.methods.build import build_method
 from fedpriv.models.net import Net, norms_with_statistics
 from fedpriv.models.order import Order, order_of
+from fedpriv.models.starting import Given, start_from_given
 from fedpriv.models.state import find_hidden_state
 from fedpriv.objectives.cross_entropy import balanced_weights
 from fedpriv.parameters import RUNNING, ParameterSpace, constant_buffers
@@ -69,10 +70,12 @@ class Agreement:
         config: the complete config.
         method: the federated method.
         transforms: the transforms of an upload before it is sealed, in order.
-        initial: the initial model ``(p,)``, drawn from the seed.
+        initial: the initial model ``(p,)``, drawn from the seed, or given.
         declared: what clients declare about their data.
         order: the order of the net's layers.
         constants: persistent floating-point buffers that training does not change, by name; each side has its net's.
+        given: the weights of the file ``model.init``, which are in the initial model.
+        drawn: the initial model without them.
     """
 
     config: RunConfig
@@ -82,6 +85,8 @@ class Agreement:
     declared: Declared
     order: Order
     constants: Mapping[str, Tensor] = field(default_factory=dict)
+    given: Given = field(default_factory=Given)
+    drawn: Tensor | None = None
 
     @property
     def linear(self) -> tuple[str, ...]:
@@ -155,7 +160,7 @@ def agree(
         new_net: builds a net with weights drawn from torch's global generator.
 
     Raises:
-        UsageError: the net has state outside its row, or the method does not fit it.
+        UsageError: the net has state outside its row, the method does not fit it, or ``model.init`` does not.
     """
 
     def draw(label: str) -> Net:
@@ -166,6 +171,9 @@ def agree(
     space = ParameterSpace.of(net)
     _check_state(net, space)
     _check_finite(net, space)
+    drawn = None if config.model.init is None else space.row_of(net)
+    given = start_from_given(net, space, config.model)
+    config = config.model_copy(update={"model": given.config})
     order = order_of(net)
     context = Context(
         config=config,
@@ -189,7 +197,8 @@ def agree(
     net = net.to(device)
     method = build_method(config, context)
     constants = constant_buffers(net)
-    return Agreement(config, method, tuple(transforms), space.row_of(net), declared, order, constants), net
+    initial = space.row_of(net)
+    return Agreement(config, method, tuple(transforms), initial, declared, order, constants, given, drawn), net
 
 
 def class_weights(config: RunConfig, declared: Declared) -> Tensor | None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 VALIDATION = 0.2
 """Share of each client's training data that is held out, if the config holds none out."""
 _VALIDATED = ("eval.split", "data.validation_fraction")
+_BY_VALIDATION = (*_VALIDATED, "train.patience")
+"""Keys that a run on all training data does not have."""
 _OF_TRAINING = {f"data.{key}" for key in ("augment", "image_size", "pixels", "max_tokens", "min_level", "features", "drop")}
 _ELSEWHERE = ("data.", "eval.", "tracking.", "executor.", "run_dir", "device", "threads", "plugins")
 _FLAGS = {key: f"--{name.replace('_', '-')}" for name, key in KEYS.items() if name != "roles"}
@@ -73,16 +75,19 @@ class Grid:
 
     def train_command(self, cell: Cell) -> str:
         """The ``fedpriv train`` command of a cell's runs on all training data, tested on the test data."""
-        given = {key: value for key, value in self.fixed.items() if key not in _VALIDATED} | dict(cell.values)
+        given = {key: value for key, value in {**self.fixed, **dict(cell.values)}.items() if key not in _BY_VALIDATION}
         tested = parsed(self.base, given)[0]
         if tested.eval.split != "test":  # the config file says so
             given |= {"eval.split": "test", "data.validation_fraction": 0}
+            given |= {} if tested.train.patience is None else {"train.patience": None}
         words = ["fedpriv", "train"]
         if isinstance(self.base, str | os.PathLike):
             words += ["--config", os.fspath(self.base)]
         elif self.base is not None:
             values = self.base if isinstance(self.base, Mapping) else self.base.chosen()
-            given = {key: value for key, value in dotted(values).items() if key not in (*_VALIDATED, "seed", "run_dir")} | given
+            given = {
+                key: value for key, value in dotted(values).items() if key not in (*_BY_VALIDATION, "seed", "run_dir")
+            } | given
         for key, value in given.items():
             words += _option(key, value)
         several = len(self.seeds) > 1

@@ -26,6 +26,7 @@ KEYS = {
     "roles": "model.roles",
     "encoder": "model.encoder",
     "tune": "model.tune",
+    "init": "model.init",
     "selection": "train.selection",
     "optimizer": "train.optimizer",
     "participation": "train.participation",
@@ -78,6 +79,7 @@ class Keys(TypedDict, total=False):
     roles: Mapping[str, str] | None
     encoder: str | None
     tune: Literal["full", "lora", "head"] | None
+    init: str | os.PathLike[str] | None
     selection: Literal["uniform", "window", "all", "schedule"] | None
     optimizer: Literal["sgd", "adam", "adamw"]
     participation: float | None
@@ -166,6 +168,8 @@ def parsed(
     overrides = dotted(keys)
     if overrides.get("executor.workers", "ray") != "ray":  # the config may be of a run on a cluster
         overrides = {"executor.ray_address": None, "executor.ray_workers": None} | overrides
+    if "model.init" in overrides:  # the config may be of a run that started from another file
+        overrides = {"model.init_hash": None} | overrides
     shorthands = {name: overrides.pop(name, None) for name in SHORTHANDS}
     if added := transforms(**shorthands):
         wire = values.get("wire") or {}

@@ -50,9 +50,11 @@ def check_machine(config: RunConfig) -> None:
     """Check what a run on this machine needs of it.
 
     Raises:
-        UsageError: a device that is not here, or a column that a CSV file does not have.
+        UsageError: a device or a file with starting weights that is not here, or a column that a CSV file does not have.
     """
     check_device(config.device)
+    if config.model.init is not None and not config.model.init.is_file():
+        raise UsageError(f"model.init {config.model.init}: there is no such file")
     for column in (config.data.label, config.data.partition.column):
         _check_column(Path(config.data.name), column)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +26,20 @@ if TYPE_CHECKING:
     from fedpriv.evaluation.protocols import ScoreSummary
     from fedpriv.prediction.restored import FinalModel
     from fedpriv.samples import Inputs
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best round of a run on validation data.
+
+    Attributes:
+        metric: the score that chose it (config key ``eval.metric``).
+        score: the clients' mean of that score in this round.
+    """
+
+    round: int
+    metric: str
+    score: float
 
 
 class Run:
@@ -88,6 +103,16 @@ class Run:
         return int(summary(self.path)["rounds"])
 
     @property
+    def best(self) -> Best | None:
+        """The best round so far on validation data, by :attr:`metric`; ``None``: clients are scored on test data, which choose
+        nothing, or were not scored yet. ``model``, ``predict``, ``export`` and ``weights`` take its model by ``best=True``."""
+        from fedpriv.server.best import best_of
+
+        records, config = self.records, self.config
+        round = best_of(records, config)
+        return None if round is None else Best(round, self.metric, records[round]["metrics"][self.metric])
+
+    @property
     def bytes_up(self) -> int:
         """Bytes of all uploads, as they were sent."""
         return int(summary(self.path)["bytes_up"])
@@ -142,33 +167,40 @@ class Run:
         kept."""
         return self._store.download(round) if round else self._store.broadcast()
 
-    def weights(self) -> Mapping[str, Tensor]:
+    def weights(self, best: bool = False) -> Mapping[str, Tensor]:
         """The tensors of the server's final model that are shared, by name.
 
+        Args:
+            best: of the model of the best round (:attr:`best`).
+
         Raises:
-            UsageError: the run is not finished, or its method shares none.
+            UsageError: the run is not finished, its method shares none, or it has no best round.
         """
         from fedpriv.errors import UsageError
         from fedpriv.files import load_tensors
 
-        file = self.folder.weights / "server.safetensors"
+        file = self.folder.server_file(best)
         if not file.exists():
-            raise UsageError(f"{self.path} has no final model: it is {self.status}, or its method shares none")
+            why = "its clients are scored on test data, " if best else ""
+            raise UsageError(
+                f"{self.path} has no {'best' if best else 'final'} model: {why}it is {self.status}, or its method shares none"
+            )
         return load_tensors(file)
 
-    def model(self, client: int | str | None = None) -> nn.Module:
+    def model(self, client: int | str | None = None, best: bool = False) -> nn.Module:
         """The final model with its weights: inputs of :meth:`inputs` -> logits, or of a regression numbers in the label's unit
         ``(B, 1)``, in evaluation mode.
 
         Args:
             client: a client's number, or its name where clients come with the data: the server's model with the client's private
                 state, before any adaptation; ``None``: the server's.
+            best: the model of the best round (:attr:`best`) in place of the last one.
 
         Raises:
-            UsageError: the run is not finished; or the model is not complete without a client's private state; or that is not
-                here, as after a deployment.
+            UsageError: the run is not finished, or has no best round; or the model is not complete without a client's private
+                state; or that is not here, as after a deployment.
         """
-        return self._final(client).net
+        return self._final(client, best).net
 
     def inputs(self, samples: Any) -> Inputs:
         """New samples as the net takes them; :meth:`predict` says in which forms they may be given. Of pairs, the net takes the
@@ -179,7 +211,7 @@ class Run:
         preprocessing, encoder = restored_preprocessing(self.folder)
         return encode(samples, preprocessing, None if encoder is None else encoder.tokenizer, note).inputs
 
-    def predict(self, samples: Any, client: int | str | None = None) -> DataFrame:
+    def predict(self, samples: Any, client: int | str | None = None, best: bool = False) -> DataFrame:
         """The predicted class of each sample (``prediction``), and a column with the probability of each class
         (``probability_<class>``); of a regression, the predicted number in the label's unit. Rows are in the order of the
         samples, with their index if they have one.
@@ -189,21 +221,25 @@ class Run:
                 columns that are called as in training (others are ignored); images, as an array, PIL images, paths, or a
                 folder; texts, as a list, a column, or the path of a file; pairs, as (images, texts), or the path of a table with
                 both.
-            client: as for :meth:`model`.
+            client, best: as for :meth:`model`.
 
         Raises:
             UsageError: as :meth:`model`; or the samples are not as those of training, such as without one of the columns.
         """
-        return self._final(client).predict(samples, note)
+        return self._final(client, best).predict(samples, note)
 
     def export(
-        self, path: str | os.PathLike[str], client: int | str | None = None, format: Literal["pt2", "mlflow"] = "pt2"
+        self,
+        path: str | os.PathLike[str],
+        client: int | str | None = None,
+        format: Literal["pt2", "mlflow"] = "pt2",
+        best: bool = False,
     ) -> Path:
         """Write the final model, and return where.
 
         Args:
             path: a new file; for MLflow, a new folder.
-            client: as for :meth:`model`.
+            client, best: as for :meth:`model`.
             format: ``pt2``: a program that ``torch.export.load`` reads without fedpriv, inputs -> logits, with the
                 preprocessing as an extra file; ``mlflow``: a model that ``mlflow models predict`` and ``serve`` take, raw
                 samples -> predictions.
@@ -214,12 +250,12 @@ class Run:
         """
         from fedpriv.prediction.exported import export_model
 
-        return export_model(self._final(client), Path(path), format)
+        return export_model(self._final(client, best), Path(path), format)
 
-    def _final(self, client: int | str | None) -> FinalModel:
+    def _final(self, client: int | str | None, best: bool) -> FinalModel:
         from fedpriv.prediction.restored import final_model
 
-        final = final_model(self.folder, client)
+        final = final_model(self.folder, client, best)
         for line in final.notes:
             note(line)
         return final

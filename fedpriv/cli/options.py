@@ -33,6 +33,7 @@ _RUN_FLAGS: dict[str, tuple[Any, str]] = {
         "For texts: a transformers model by hub name or folder, minilm or tiny. Default: BERT base.",
     ),
     "tune": (str, "For texts: trained part of a pretrained encoder: full, lora or head. Default: head."),
+    "init": (Path, "File with weights to start from: .safetensors, or a state dict. Default: drawn from the seed."),
     "selection": (str, "Who takes part: uniform, window, all or schedule."),
     "optimizer": (str, "The clients' optimiser: sgd, adam or adamw."),
     "participation": (float, "Share of the clients sampled each round. Default: ten clients."),

@@ -23,6 +23,7 @@ _CLIENT = click.option(
     "--client",
     help="Number of a client, or its name where clients come with the data: the client's own model. Default: the server's.",
 )
+_BEST = click.option("--best", is_flag=True, help="The model of the best round on validation data. Default: of the last round.")
 _RUNS_DIR = click.option("--runs-dir", type=FilePath(), default=Path("runs"), show_default=True, help="Folder of the runs.")
 
 
@@ -48,10 +49,11 @@ def _table(_context: click.Context, _parameter: click.Parameter, path: Path | No
     help="A .csv or .parquet file. Default: print CSV.",
 )
 @_CLIENT
+@_BEST
 @click.option("--keep", multiple=True, metavar="COLUMN", help="Column of FILE to copy into the output; repeatable.")
 @_RUNS_DIR
 def predict(
-    run_name: str, file: Path, output: Path | None, client: str | None, keep: tuple[str, ...], runs_dir: Path
+    run_name: str, file: Path, output: Path | None, client: str | None, best: bool, keep: tuple[str, ...], runs_dir: Path
 ) -> dict[str, Any]:
     """Predict the classes of new samples, or the numbers, by a run's final model, with the run's own preprocessing.
 
@@ -68,7 +70,7 @@ def predict(
     loading()
     from fedpriv.data.preprocessing.stored import PREDICTION
 
-    name, final = _final(run_name, runs_dir, client)
+    name, final = _final(run_name, runs_dir, client, best)
     predictions = final.predict(file, _warn)
     if keep:
         predictions = _kept(file, keep, predictions)
@@ -95,8 +97,9 @@ def predict(
     "--format", "format_", type=click.Choice(["pt2", "mlflow"]), default="pt2", show_default=True, help="What is written."
 )
 @_CLIENT
+@_BEST
 @_RUNS_DIR
-def export(run_name: str, output: Path, format_: Any, client: str | None, runs_dir: Path) -> dict[str, Any]:
+def export(run_name: str, output: Path, format_: Any, client: str | None, best: bool, runs_dir: Path) -> dict[str, Any]:
     """Write a run's final model for other programs.
 
     pt2 is a PyTorch program from the net's inputs to logits, or to numbers in the label's unit, which torch.export.load reads
@@ -111,14 +114,14 @@ def export(run_name: str, output: Path, format_: Any, client: str | None, runs_d
     from fedpriv.prediction.exported import check_path, export_model
 
     check_path(output, format_)
-    name, final = _final(run_name, runs_dir, client)
+    name, final = _final(run_name, runs_dir, client, best)
     export_model(final, output, format_)
     console().print(f"the model is in {output}", soft_wrap=True)
     return {"run": name, "format": format_, "output": str(output)}
 
 
-def _final(run_name: str, runs_dir: Path, client: str | None) -> tuple[str, FinalModel]:
-    """The name of a run, and its final model.
+def _final(run_name: str, runs_dir: Path, client: str | None, best: bool) -> tuple[str, FinalModel]:
+    """The name of a run, and its final model, or that of its best round.
 
     Args:
         client: digits are a number.
@@ -129,7 +132,7 @@ def _final(run_name: str, runs_dir: Path, client: str | None) -> tuple[str, Fina
 
     folder = RunFolder.open(find_run(run_name, runs_dir))
     number = int(client) if client is not None and client.isascii() and client.isdigit() else client
-    final = final_model(folder, number)
+    final = final_model(folder, number, best)
     for note in final.notes:
         _warn(note)
     return folder.path.name, final

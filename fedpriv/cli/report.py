@@ -276,6 +276,12 @@ def _rounds(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) ->
         lost = any(record["metrics"].keys() & {"too_few_uploads", "not_finite"} for record in records)
         how = " (a round without effect counts as none)" if lost else ""
         yield "clients that never took part", f"{summary['clients_never_trained']}{how}{included}"
+    if (best := summary.get("best")) is not None:
+        score = score_named(best["metric"])
+        yield (
+            "best round on validation data",
+            f"{best['round']} of {summary['rounds']}: {plain(score, best['score'])} {score.title}",
+        )
     yield "time", f"{summary['seconds']:.1f} s for {summary['rounds']} round{'s' * (summary['rounds'] != 1)}"
     if (payloads := summary["payloads"])["files"]:
         size = f"{decimal(payloads['bytes'])} in {payloads['files']} files"

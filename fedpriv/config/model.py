@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
@@ -62,6 +63,20 @@ class ModelConfig(Section):
         None, description="hidden width of a predictor on the projection (BYOL, SimSiam); null: as the method suggests, else none"
     )
 
+    init: Path | None = Field(
+        None,
+        description="weights that the net starts from: a .safetensors file such as `weights/server.safetensors` of a run, or a "
+        "state dict of torch.save, with the net's names; what the file lacks is drawn from the seed; null: all is",
+    )
+    init_roles: tuple[Literal["encoder", "projector", "predictor", "head"], ...] | None = Field(
+        None, min_length=1, description="roles that are taken of the file `init`; null: all that it has"
+    )
+    init_hash: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{64}$",
+        description="SHA-256 of what is taken of the file `init`; a run fills it in, and then refuses other weights",
+    )
+
     @field_validator("projection", mode="before")
     @classmethod
     def _none_by_name(cls, value: Any) -> Any:
@@ -71,4 +86,10 @@ class ModelConfig(Section):
     def _has_features_beside_a_projection(self) -> ModelConfig:
         if self.head_on == "features" and self.projection is None:
             raise ValueError("head_on features: without a projector the head is on the features anyway; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _starts_from_a_file(self) -> ModelConfig:
+        if self.init is None and (self.init_roles or self.init_hash):
+            raise ValueError(f"init_{'roles' if self.init_roles else 'hash'} is of the file init, and none is given")
         return self

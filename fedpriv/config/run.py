@@ -100,6 +100,18 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _stops_by_validation_data(self) -> RunConfig:
+        if self.train.patience is None:
+            return self
+        if self.eval.split == "test":
+            raise ValueError(
+                "train.patience would choose the last round on test data; eval.split=validation, with data.validation_fraction"
+            )
+        if self.eval.fresh_head:
+            raise ValueError("eval.fresh_head is tested after the last round, which train.patience leaves open; leave one out")
+        return self
+
+    @model_validator(mode="after")
     def _noise_is_added_in_every_round(self) -> RunConfig:
         if self.privacy.level == "client" and self.train.min_uploads > 1:
             raise ValueError("train.min_uploads: under client-level DP a round with few uploads is merged too; leave it out")
@@ -189,7 +201,8 @@ class RunConfig(Section):
             "about": True,
             "executor": True,
             "data": {"dir"},
-            "eval": {"metric"},
+            "model": {"init"},
+            "eval": {"metric"} if self.train.patience is None else set(),
             "wire": {"keep_payloads", "check_downloads"},
         }
         body = self.model_dump(mode="json", exclude=stored, exclude_defaults=True)

@@ -21,6 +21,11 @@ class TrainConfig(Section):
         description="share of the clients that hold training data, sampled each round; null: ten of them, or all where there are "
         "fewer",
     )
+    patience: PositiveInt | None = Field(
+        None,
+        description="evaluations in a row without a better `eval.metric`, after which the run ends; needs eval.split validation; "
+        "null: all rounds are run",
+    )
     selection: Literal["uniform", "window", "all", "schedule"] | None = Field(
         None,
         description="who takes part: drawn uniformly, consecutive windows of a shuffled order (SimProx), all clients, or as "

@@ -41,12 +41,13 @@ from fedpriv.models.text.pretrained import is_local
 from fedpriv.models.user_net import is_user_net
 from fedpriv.plugins import load_plugins
 from fedpriv.secure.protocol_checks import check_trains
+from fedpriv.server.best import check_patience
 from fedpriv.server.rounds import Server
 from fedpriv.server.statistics import Gathered, counted_classes, gather
 from fedpriv.simulation.inputs.statistics import note_on_statistics
 from fedpriv.simulation.inputs.unseen import SampleForm
 from fedpriv.simulation.results import write_results
-from fedpriv.simulation.run import OnRound, Warn, note_beginning, run_server
+from fedpriv.simulation.run import OnRound, Warn, note_beginning, run_server, save_given
 from fedpriv.simulation.run_setup import settle
 from fedpriv.simulation.setup import note_on_imbalance, resolve, with_default_share, with_metric, with_schedule
 from fedpriv.storage.run_folder import RunFolder
@@ -118,6 +119,7 @@ def start(
             executor = "each client on its own machine"
             if (preprocessing := preprocessing_of(agreement, facts, statistics)) is not None:
                 preprocessing.save(folder.preprocessing_file)
+            save_given(agreement, folder)
             note_beginning(folder, agreement.config, {"partition_hash": partition}, executor=executor, **about)
             save_json(folder.path / DECLARED, beginning)  # now the run can be resumed
         return _run(agreement, folder, grid, facts, vacant, statistics, seconds, on_start, on_round, warn)
@@ -169,7 +171,7 @@ def clear_beginning(path: Path) -> None:
     if folder.partition_file.exists() or any(folder.checkpoints.glob("*")):
         return  # another run
     with folder.alone():
-        for name in ("config.yaml", "run.json", "preprocessing.json"):
+        for name in ("config.yaml", "run.json", "preprocessing.json", "init.safetensors"):
             (path / name).unlink(missing_ok=True)
 
 
@@ -264,9 +266,32 @@ def _agreement(config: RunConfig, facts: Sequence[Facts], statistics: Gathered |
     config = parse(RunConfig, config.chosen(), "the config with what the clients' data suggest")
     config, build = form.net(config, known.task.outputs)
     agreement, _ = settle(config, build, known, sizes, DisjointClients(sizes), torch.device("cpu"))
+    check_patience(config, agreement.method)
+    _check_given(agreement)
     agreement.config = with_metric(agreement.config, known)
     check_trains(agreement, sizes)
     return agreement
+
+
+def _check_given(agreement: Agreement) -> None:
+    """Check that clients, who draw the initial model from the seed, get the weights of ``model.init`` by the first download.
+
+    Raises:
+        UsageError: some stay at the server, or a client's private state begins with some.
+    """
+    method, drawn = agreement.method, agreement.drawn
+    if drawn is None or method.round_zero:
+        return
+    state = method.start(agreement.initial.clone())
+    sent = method.aggregation.download_names(method.shared_names, state.memory, 1)
+    at_server = [name for name in agreement.given.tensors if name not in sent]
+    private = method.initial_private(0, agreement.initial)
+    own = [name for name, tensor in method.initial_private(0, drawn).items() if not torch.equal(tensor, private[name])]
+    if names := at_server or own:
+        raise UsageError(
+            f"model.init: under method {method.name} clients begin with a part of their own ({names[0]}), and no message brings "
+            "them the weights that are given; leave it out, or simulate with `fedpriv train`"
+        )
 
 
 def _training_sizes(facts: Sequence[Facts]) -> dict[int, int]:
@@ -280,7 +305,7 @@ def _notes(agreement: Agreement, facts: Sequence[Facts], statistics: Gathered | 
     imbalance = note_on_imbalance(agreement.config, agreement.declared, class_names(facts))
     of_classes = imbalance if agreement.method.objective.labels else None
     idle = check_trains(agreement, _training_sizes(facts))
-    return [*filter(None, [note]), *agreement.method.notes, *filter(None, [idle, of_classes])]
+    return [*filter(None, [note, agreement.given.note]), *agreement.method.notes, *filter(None, [idle, of_classes])]
 
 
 def _run(
@@ -314,7 +339,7 @@ def _run(
     def after_round(record: dict[str, Any]) -> None:
         on_round(record)
         round = record["round"]
-        if clients.silent.issuperset(agreement.trainable) and round < agreement.config.train.rounds:
+        if clients.silent.issuperset(agreement.trainable) and not server.is_done:
             warn(f"round {round}: no client gives an answer, so the run stops here; {folder.how_to_resume} continues it")
             server.stop_requested = True
         server.stop_requested = server.stop_requested or stop.exists()
@@ -327,8 +352,8 @@ def _run(
 def _check_agreed(
     agreement: Agreement, answers: Mapping[int, Mapping[str, Any]], missing: Mapping[int, str], vacant: set[int]
 ) -> None:
-    """Check that every client has the server's config and initial model."""
-    expected = {"config": agreement.config.fingerprint(), "initial": initial_digest(agreement)}
+    """Check that every client has the server's config and initial model, apart from weights that the server alone was given."""
+    expected = {"config": _for_clients(agreement.config).fingerprint(), "initial": initial_digest(agreement)}
     for client in sorted(set(range(agreement.config.data.clients)) - vacant):
         if client not in answers:
             raise FedprivError(f"client {client} did not agree to the run: {missing.get(client, 'no answer')}")
@@ -373,6 +398,7 @@ def _check_deployable(config: RunConfig) -> None:
 
 
 def _for_clients(config: RunConfig) -> RunConfig:
-    """The config without the server's own plug-ins, folders and tracking."""
+    """The config without the server's own plug-ins, folders, tracking and starting weights."""
     own: dict[str, Any] = {"plugins": (), "run_dir": None, "tracking": type(config.tracking)(uri="none")}
+    own["model"] = config.model.model_copy(update={"init": None, "init_roles": None, "init_hash": None})
     return config.model_copy(update={**own, "data": config.data.model_copy(update={"dir": None})})

@@ -74,21 +74,23 @@ class FinalModel:
         return predict(self.logits, encoded, self.preprocessing)
 
 
-def final_model(folder: RunFolder, client: int | str | None = None) -> FinalModel:
+def final_model(folder: RunFolder, client: int | str | None = None, best: bool = False) -> FinalModel:
     """The server's final model, or a client's: the server's with the client's private state, as the client was tested with.
 
     Where the method trains a copy before each test, the model is that before.
 
     Args:
         client: its number, or its name where clients come with the data; ``None``: the server's model.
+        best: the model of the best round on validation data in place of the last one.
 
     Raises:
-        UsageError: the run is not finished or keeps no preprocessing, there is no such client, the model is not complete
-            without a client's private state, or that state is not in the folder.
+        UsageError: the run is not finished, has no best round or keeps no preprocessing, there is no such client, the model is
+            not complete without a client's private state, or that state is not in the folder.
         Damaged: a file of the folder is damaged.
     """
-    if folder.summary() is None:
+    if (summary := folder.summary()) is None:
         raise UsageError(f"{folder.path} is not finished; {folder.how_to_resume} finishes it")
+    chosen = _best(folder, summary) if best else summary
     preprocessing, encoder = restored_preprocessing(folder)
     config = folder.config()
     number = None if client is None else client_number(folder, config, client)
@@ -99,10 +101,10 @@ def final_model(folder: RunFolder, client: int | str | None = None) -> FinalMode
     config, build = SampleForm(preprocessing.input_shape, words).net(config, declared.task.outputs)
     agreement, net = agree(config, build, declared, build_transforms(config.wire.transforms), torch.device("cpu"))
     _check_trained(folder, agreement, number)
-    row, constants = _server_row(folder, agreement)
+    row, constants = _server_row(folder.server_file(best), agreement)
     state, notes = agreement.space.unpack(row), tuple[str, ...]()
     if number is not None:
-        private, notes = _private(folder, agreement, number)
+        private, notes = _private(folder, agreement, number, chosen["last_update_per_client"][number])
         state = agreement.method.client_state(row, private)
     _fill(net, {**constants, **state})
     _complete(net, config, encoder, preprocessing.input_shape)
@@ -110,8 +112,23 @@ def final_model(folder: RunFolder, client: int | str | None = None) -> FinalMode
     about = f"{config.called} on {Path(config.data.name).name}, " + (
         "the server's model" if number is None else f"client {number}'s"
     )
+    about += f", of its best round ({chosen['round']})" if best else ""
     tokenizer = None if encoder is None else encoder.tokenizer
     return FinalModel(Plain(net, names, "classifier", target).eval(), preprocessing, tokenizer, about, notes)
+
+
+def _best(folder: RunFolder, summary: dict[str, Any]) -> dict[str, Any]:
+    """What the summary says of the best round.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if (best := summary.get("best")) is None:
+        raise UsageError(
+            f"{folder.path} has no best round: rounds are chosen on validation data alone (eval.split=validation, with "
+            "data.validation_fraction)"
+        )
+    return dict(best)
 
 
 def restored_preprocessing(folder: RunFolder) -> tuple[Preprocessing, Encoder | None]:
@@ -164,12 +181,11 @@ def _check_trained(folder: RunFolder, agreement: Agreement, client: int | None) 
         )
 
 
-def _server_row(folder: RunFolder, agreement: Agreement) -> tuple[Tensor, dict[str, Tensor]]:
-    """The server's model ``(p,)``, and the constants of the net that are stored with it."""
+def _server_row(file: Path, agreement: Agreement) -> tuple[Tensor, dict[str, Tensor]]:
+    """The server's model ``(p,)`` in a file, and the constants of the net that are stored with it."""
     row, names = agreement.initial.clone(), agreement.method.server_names
     if not names:  # each client has its own
         return row, {}
-    file = folder.weights / "server.safetensors"
     tensors, space = load_tensors(file), agreement.space
     for name in names:
         if name not in tensors or tensors[name].shape != space[name].shape:
@@ -178,8 +194,8 @@ def _server_row(folder: RunFolder, agreement: Agreement) -> tuple[Tensor, dict[s
     return space.pack({name: tensors[name] for name in names}, row), constants
 
 
-def _private(folder: RunFolder, agreement: Agreement, client: int) -> tuple[Private, tuple[str, ...]]:
-    """The private state that a client is tested with, and lines on what it lacks."""
+def _private(folder: RunFolder, agreement: Agreement, client: int, last: int | None) -> tuple[Private, tuple[str, ...]]:
+    """The private state that a client is tested with after its local update in a round, and lines on what it lacks."""
     method, config, notes = agreement.method, agreement.config, []
     if adaptation := method.adaptation(config.train.rounds):
         steps = ", ".join(f"{phase.steps} steps" if phase.steps else f"{phase.epochs} epochs" for phase in adaptation)
@@ -189,9 +205,6 @@ def _private(folder: RunFolder, agreement: Agreement, client: int) -> tuple[Priv
         )
     if not method.tested_names:
         return {}, tuple(notes)
-    summary = folder.summary()
-    assert summary is not None
-    last = summary["last_update_per_client"][client]
     if last is None:
         notes.append(f"client {client} was never trained: its own part has its initial values")
         return method.initial_private(client, agreement.initial), tuple(notes)

@@ -17,6 +17,7 @@ from fedpriv.methods.base import ServerState
 from fedpriv.privacy.ledger import ALL_CLIENTS, Ledger, Randomness
 from fedpriv.secure.protocol_checks import check_summed, label_of
 from fedpriv.server.arrivals import Arrivals
+from fedpriv.server.best import BestRound
 from fedpriv.server.clients import Clients, Instruction, Scorer
 from fedpriv.server.next_state import LocalUpdates, Merger, Outcome
 from fedpriv.server.round_record import RoundRecord
@@ -80,7 +81,7 @@ class Server:
         self._payloads = PayloadKeeper(folder, self.config)
         with folder.writing("the checkpoints"):
             self.checkpoints = Checkpoints(folder.checkpoints, self.config.fingerprint(), clients)
-        self.progress = Progress()
+        self.progress, self._best = Progress(), BestRound(self.config)
         self.is_private = self.config.privacy.level != "none"
         self._holders_unknown = holders is None and self.config.privacy.level == "sample"
         self._holders = [(client,) for client in agreement.trainable] if holders is None else holders
@@ -131,21 +132,31 @@ class Server:
             self.progress, tensors, complaints = self.checkpoints.latest()
         for complaint in complaints:
             self.warn(f"{complaint}; going on from the checkpoint of round {self.progress.round}")
-        model, memory = _with_prefix(_MODEL, tensors), _with_prefix(_MEMORY, tensors)
-        self.state = ServerState(self.agreement.space.pack(model, torch.empty_like(self.agreement.initial)), memory)
+        self.state = self._state(tensors)
         if self.canaries is not None:
             self.canaries.scores = tensors[_CANARIES]
         opened = self.progress.record.get("opened")
         self._opened_sum = None if opened is None else tuple(opened)
         with self.folder.writing("metrics.jsonl"):
             self.folder.mend_records(self.progress.round)
+        for record in self.folder.records():
+            self._best.observe(record)
         PayloadStore.of(self.folder).verify()
+
+    def state_of(self, round: int) -> ServerState:
+        """The state after a round whose checkpoint is kept: one of the last ones, or the best (``progress.best``)."""
+        return self._state(self.checkpoints.of_round(round)[1])
 
     def rounds(self) -> Iterator[dict[str, Any]]:
         """Run the remaining rounds and yield the record of each, until the last or until ``stop_requested``."""
-        while self.progress.round < self.config.train.rounds and not self.stop_requested:
+        while not (self.is_done or self.stop_requested):
             yield self.run_round()
             torch.set_num_threads(self.config.threads)  # the caller may have changed it
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run has done its last round: that of ``train.rounds``, or of ``train.patience``."""
+        return self.progress.round == self.config.train.rounds or self._best.is_out_of_patience
 
     def run_round(self) -> dict[str, Any]:
         """Run the next round, commit its checkpoint, and return its record."""
@@ -198,7 +209,10 @@ class Server:
         """The run's privacy statement."""
         rate = self.config.train.participation or 0.0
         pooled = self.agreement.method.pools
-        return self.ledger.statement(self.config.data.clients, rate, self.randomness, self._holders_unknown, pooled)
+        statement = self.ledger.statement(self.config.data.clients, rate, self.randomness, self._holders_unknown, pooled)
+        if self.config.train.patience is not None:
+            statement["not_covered"].append("which round is the last: validation samples decide that (train.patience)")
+        return statement
 
     # --- the parts of a round ----------------------------------------------------------------------------------------
 
@@ -349,12 +363,19 @@ class Server:
             "per_client": record.per_client,
             **record.clients,
         }
+        self._best.observe(progress.record)
+        progress.best = self._best.round
         with self.profile("checkpoint"), self.folder.writing(f"the checkpoint of round {round}"):
             if (checksum := self._payloads.close(round)) is not None:
                 progress.record["payloads"] = checksum
             self.checkpoints.commit(progress, self._state_tensors())
             self.folder.append(progress.record)
         return progress.record
+
+    def _state(self, tensors: Mapping[str, Tensor]) -> ServerState:
+        """The server's state of a checkpoint's tensors."""
+        row = self.agreement.space.pack(_with_prefix(_MODEL, tensors), torch.empty_like(self.agreement.initial))
+        return ServerState(row, _with_prefix(_MEMORY, tensors))
 
     def _state_tensors(self) -> dict[str, Tensor]:
         """The server's state as a checkpoint holds it, by name."""

@@ -53,7 +53,7 @@ def probe_run(
     resident, trained_on = federation.resident, federation.dataset
     if trained_on.texts is not None:
         raise UsageError(f"a probe is for encoders of images, but {run_dir} was trained on {trained_on.name}, which holds texts")
-    resident.space.pack(load_tensors(folder.weights / "server.safetensors"), resident.row)
+    resident.space.pack(load_tensors(folder.server_file()), resident.row)
     other = DataConfig(name=str(dataset), dir=config.data.dir, pixels=config.data.pixels)
     probed = trained_on if dataset in (None, trained_on.name) else load_data(other)
     train, test = samples(probed, trained_on.input_shape, resident.device, normalised=features != "published")

@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from fedpriv import plots
 from fedpriv.defenses.noise import SNR
 from fedpriv.evaluation.chance import at_chance, no_better
@@ -56,10 +58,9 @@ def write_results(
     with folder.writing("the results"):
         if method.server_names:
             folder.weights.mkdir(exist_ok=True)
-            trained = agreement.space.unpack(server.state.row, method.server_names)
-            roles = ROLES if method.pools else method.shared
-            constants = {name: tensor for name, tensor in agreement.constants.items() if name.partition(".")[0] in roles}
-            save_tensors(folder.weights / "server.safetensors", {**trained, **constants})
+            _save_model(server, server.state.row, folder.server_file())
+            if progress.best is not None:
+                _save_model(server, server.state_of(progress.best).row, folder.server_file(best=True))
         if server.canaries is not None:
             save_tensors(folder.canaries_file, server.canaries.tensors())
         folder.plots.mkdir(exist_ok=True)
@@ -89,6 +90,7 @@ def write_results(
             **_chance(protocols["last_rounds_client_mean"], scores.get(metric.name), metric, chance),
             **({} if only_answer is None else {"only_answer": only_answer}),
             **_probed(records),
+            **({} if progress.best is None else {"best": _best(server, records[: progress.best + 1], metric)}),
             "averaged_rounds": last,
             "tested_from": method.tested_from,
             "bytes_up": progress.total_bytes_up,
@@ -107,8 +109,8 @@ def write_results(
             "local_updates_dropped": sum(record["metrics"].get("dropped", 0) for record in records),
             "local_updates_untrained": sum(record["metrics"].get("untrained", 0) for record in records),
             "answers_refused": sum(record["metrics"].get("refused", 0) for record in records),
-            "clients_never_trained": len(set(agreement.trainable) - last_updates.keys()),
-            "last_update_per_client": [last_updates.get(client) for client in range(config.data.clients)],
+            "clients_never_trained": sum(last_updates[client] is None for client in agreement.trainable),
+            "last_update_per_client": last_updates,
         }
         folder.write_summary(summary)
     return summary
@@ -156,13 +158,35 @@ def _chance(
     return {**guessed, "constant": dict(constant.scores), "at_chance": is_at_chance}
 
 
-def _last_updates(server: Server, records: Sequence[dict[str, Any]]) -> dict[int, int]:
-    """Client -> round of its last merged local update."""
+def _save_model(server: Server, row: Tensor, file: Path) -> None:
+    """Write the trained tensors that the server has of a model ``(p,)``, and the constants of the same roles."""
+    method = server.agreement.method
+    roles = ROLES if method.pools else method.shared
+    constants = {name: tensor for name, tensor in server.agreement.constants.items() if name.partition(".")[0] in roles}
+    save_tensors(file, {**server.agreement.space.unpack(row, method.server_names), **constants})
+
+
+def _best(server: Server, records: Sequence[dict[str, Any]], metric: Score) -> dict[str, Any]:
+    """``best``: the best round on validation data, the clients' mean score in it, and each client's last local update by then.
+
+    Args:
+        records: up to that round.
+    """
+    return {
+        "round": records[-1]["round"],
+        "metric": metric.name,
+        "score": records[-1]["metrics"][metric.name],
+        "last_update_per_client": _last_updates(server, records),
+    }
+
+
+def _last_updates(server: Server, records: Sequence[dict[str, Any]]) -> list[int | None]:
+    """The round of each client's last merged local update; ``None``: there is none."""
     last: dict[int, int] = {}
     for record in records:
         if (round := record["round"]) > 0:
             last |= dict.fromkeys(merged_clients(record, server.participants(round)), round)
-    return last
+    return [last.get(client) for client in range(server.config.data.clients)]
 
 
 def _probed(records: Sequence[dict[str, Any]]) -> dict[str, Any]:

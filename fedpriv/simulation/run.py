@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from fedpriv.agreement import Agreement
 from fedpriv.config import ExecutorConfig, RunConfig, parse
 from fedpriv.data.user_data.owners import owners_of
 from fedpriv.errors import ClientDiverged, UsageError
 from fedpriv.evaluation.chance import chance, constant_scores
-from fedpriv.files import Damaged
+from fedpriv.files import Damaged, save_tensors
 from fedpriv.methods.build import changed_options
 from fedpriv.scores.custom import CustomScores, check_custom
 from fedpriv.scores.tasks import Classes
@@ -172,9 +173,10 @@ def resume(
 
 
 def _describe(federation: Federation, folder: RunFolder, custom: CustomScores) -> None:
-    """Write the partition, the preprocessing, and the facts that are known before the first round."""
+    """Write the partition, the preprocessing, given weights, and the facts that are known before the first round."""
     _save_partition(federation, folder)
     _save_preprocessing(federation, folder)
+    save_given(federation.agreement, folder)
     with folder.writing("the beginning of the run"):
         owners = owners_of(federation.config.data, federation.dataset.owners)
         names = {} if owners is None else {"client_names": list(owners.names)}
@@ -193,6 +195,13 @@ def note_beginning(folder: RunFolder, config: RunConfig, hashes: Mapping[str, st
     tracking = config.tracking
     uri = tracking.uri or (default_uri(folder.path.parent) if tracking.name == "mlflow" else "none")
     folder.update_facts(**first_facts(config, folder, hashes, uri) | {"changed_options": changed_options(config)} | facts)
+
+
+def save_given(agreement: Agreement, folder: RunFolder) -> None:
+    """Write the weights that the run starts from into its folder, if some were given."""
+    if agreement.given.tensors:
+        with folder.writing("the weights that it starts from"):
+            save_tensors(folder.init_file, agreement.given.tensors)
 
 
 def _save_partition(federation: Federation, folder: RunFolder) -> None:
@@ -307,7 +316,7 @@ def _run_server(
                 with profile("tracking"):
                     tracker.notify()
         profile.begin(END)
-        if server.progress.round == server.config.train.rounds:
+        if server.is_done:
             server.check_trained()
             summary = results()
         status = "interrupted" if summary is None else "finished"

@@ -45,6 +45,7 @@ def settle(
         raise UsageError(f"train.schedule names client {strangers[0]}, which does not exist or holds no training data")
     transforms = build_transforms(config.wire.transforms)
     agreement, net = agree(config, new_net, declared, transforms, device)
+    config = agreement.config
     _ = agreement.sent_names  # raises if a mask cannot be right
     if config.wire.secure_aggregation and not begun:
         rounds = range(1, len(schedule or range(config.train.rounds)) + 1)

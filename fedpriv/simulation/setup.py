@@ -36,6 +36,7 @@ from fedpriv.samples import Modality
 from fedpriv.scores.catalogue import ACCURACY, score_named, usual_score
 from fedpriv.secure.protocol_checks import check_trains
 from fedpriv.seeding import generator, with_threads
+from fedpriv.server.best import check_patience
 from fedpriv.server.sampling import participants, read_schedule
 from fedpriv.server.statistics import Gathered
 from fedpriv.simulation.executor_choice import ExecutorChoice, choose
@@ -175,6 +176,7 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
         loaded.dataset.check_classes()
     if config.eval.probe != "none":
         check_probe(config, agreement.method)
+    check_patience(config, agreement.method)
     if config.eval.before_merge:
         _check_before_merge(config, agreement.method)
     if config.data.corrupt_clients and not agreement.method.shared_names:
@@ -187,7 +189,8 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
     note = None if begun else check_trains(agreement, places.sizes)
     agreement.config = with_metric(agreement.config, declared)
     imbalance = note_on_imbalance(agreement.config, declared, loaded.dataset.classes) if uses_labels else None
-    notes = [*prepared.notes, *agreement.method.notes, *filter(None, [note, imbalance, note_on_corruption(config)])]
+    further = [agreement.given.note, note, imbalance, note_on_corruption(config)]
+    notes = [*prepared.notes, *agreement.method.notes, *filter(None, further)]
     prepared = replace(prepared, notes=tuple(notes))
     dataset = loaded.dataset
     augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)

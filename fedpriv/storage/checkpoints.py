@@ -2,13 +2,14 @@
 
 The JSON file of a round is its commit point: everything it names was written, and synced, before it. Clients keep their private
 states themselves, a file for each local update; the checkpoint only names the round of that update, eight bytes a client. So a
-checkpoint costs what the round changed, and memory does not grow with the number of clients. The last two checkpoints are kept.
+checkpoint costs what the round changed, and memory does not grow with the number of clients. The last two checkpoints are kept,
+and those of the best rounds that they name.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,6 +38,7 @@ class Progress:
         seconds: time spent in rounds since the start.
         cpu_seconds: CPU seconds of this process in rounds; includes the clients' work unless the executor has workers.
         privacy: the ledger's accounts (:mod:`fedpriv.privacy.ledger`).
+        best: the best round so far on validation data (:mod:`fedpriv.server.best`); ``None``: there is none.
     """
 
     round: int = 0
@@ -47,6 +49,7 @@ class Progress:
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     privacy: dict[str, list[list[float]]] = field(default_factory=dict)
+    best: int | None = None
 
 
 class PrivateStates(Protocol):
@@ -82,11 +85,23 @@ class Checkpoints:
         body = {"config": self.fingerprint, "progress": asdict(replace(progress, clients={}))}
         save_json(self._commit_file(progress.round), body)
         self._committed.append(_copy(progress))
-        while len(self._committed) > KEPT:  # several to drop if the run was killed right here
-            old, after = self._committed.pop(0), self._committed[0].clients
+        kept = _kept(self._committed)
+        for old in [each for each in self._committed if each not in kept]:  # several if the run was killed right here
             self._commit_file(old.round).unlink(missing_ok=True)
             self._server_file(old.round).unlink(missing_ok=True)
-            self.states.forget((client, round) for client, round in old.clients.items() if after.get(client) != round)
+            named = [each.clients for each in kept]
+            self.states.forget(
+                (client, round) for client, round in old.clients.items() if all(now.get(client) != round for now in named)
+            )
+        self._committed = kept
+
+    def of_round(self, round: int) -> tuple[Progress, dict[str, Tensor]]:
+        """The checkpoint of a round that is kept, and its server state.
+
+        Raises:
+            Damaged: it is not whole.
+        """
+        return self._read(self._commit_file(round))
 
     def latest(self) -> tuple[Progress, dict[str, Tensor], list[str]]:
         """The newest checkpoint that is whole, its server state, and what is wrong with newer ones (a line each).
@@ -106,7 +121,7 @@ class Checkpoints:
             self._committed.insert(0, _copy(progress))
         if newest is None:
             raise FedprivError(f"no checkpoint in {self.folder} can be used" + "".join(f"; {c}" for c in complaints))
-        self._committed = self._committed[-KEPT:]  # more than KEPT if the run was killed before it removed the oldest
+        self._committed = _kept(self._committed)  # there are more if the run was killed before it removed the oldest
         self._sweep()
         return *newest, complaints
 
@@ -148,6 +163,13 @@ class ConfigChanged(FedprivError):
     """The run folder's config is not the one that its checkpoints were made with."""
 
     exit_code = 2
+
+
+def _kept(committed: Sequence[Progress]) -> list[Progress]:
+    """Those of the checkpoints, in order, that are kept: the last ones, and the best rounds that these name."""
+    last = committed[-KEPT:]
+    best = {progress.best for progress in last}
+    return [progress for progress in committed if progress.round in best or progress in last]
 
 
 def _copy(progress: Progress) -> Progress:

@@ -22,10 +22,11 @@ class RunFolder:
     """The files of one run. Every file that is read again has a checksum, or is compared with one.
 
     From the start: ``config.yaml``, ``run.json`` (facts and status), ``partition.safetensors``, ``preprocessing.json`` (how
-    samples become the net's inputs), ``metrics.jsonl`` (a record for each round), ``checkpoints/`` (of the server),
-    ``clients/`` (the clients' private states, which a real server does not have) and ``payloads/`` (what crossed the wire, as
-    far as ``wire.keep_payloads`` says). At the end: ``summary.json``, ``weights/``, ``plots/``, and, if the run has them,
-    ``confusion.json``, ``canaries.safetensors``, ``profile/`` and ``probe/``.
+    samples become the net's inputs), ``init.safetensors`` (the weights of ``model.init``, if they were given),
+    ``metrics.jsonl`` (a record for each round), ``checkpoints/`` (of the server), ``clients/`` (the clients' private states,
+    which a real server does not have) and ``payloads/`` (what crossed the wire, as far as ``wire.keep_payloads`` says). At the
+    end: ``summary.json``, ``weights/``, ``plots/``, and, if the run has them, ``confusion.json``, ``canaries.safetensors``,
+    ``profile/`` and ``probe/``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,6 +34,7 @@ class RunFolder:
         self.config_file = path / "config.yaml"
         self.partition_file = path / "partition.safetensors"
         self.preprocessing_file = path / "preprocessing.json"
+        self.init_file = path / "init.safetensors"
         self.checkpoints = path / "checkpoints"
         self.clients = path / "clients"
         self.payloads = path / "payloads"
@@ -46,6 +48,10 @@ class RunFolder:
         self._summary_file = path / "summary.json"
         self._lock = RunLock(path / ".run.lock")
         self._records = Records(path)
+
+    def server_file(self, best: bool = False) -> Path:
+        """The server's final weights, or those of the best round on validation data."""
+        return self.weights / f"{'best' if best else 'server'}.safetensors"
 
     @classmethod
     def create(cls, config: RunConfig, runs_dir: Path) -> RunFolder:
@@ -149,6 +155,8 @@ class RunFolder:
         if self.facts.get("config_fingerprint") not in (None, config.fingerprint()):
             hint = "restore it, or start a new run with `fedpriv train --config`"
             raise UsageError(f"{self.config_file} was changed since the run began; {hint}")
+        if config.model.init is not None and self.init_file.exists():  # the file that was given may be gone
+            config = config.model_copy(update={"model": config.model.model_copy(update={"init": self.init_file})})
         return config
 
     @property

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 ARTIFACTS = (
     "config.yaml", "run.json", "summary.json", "confusion.json", "metrics.jsonl", "partition.safetensors", "preprocessing.json",
-    "plots/**/*", "weights/**/*", "probe/*", "audit/*",
+    "init.safetensors", "plots/**/*", "weights/**/*", "probe/*", "audit/*",
 )  # fmt: skip
 CURSOR = "tracking.json"
 """File in the run folder: how far the copy is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -254,3 +255,14 @@ def test_train_with_seeds_makes_a_run_for_each_and_their_mean(tmp_path: Path) ->
     assert data["group"]["mean"] == pytest.approx(sum(accuracies) / 2) and "over 2 seeds" in result.stderr
     alone = call("train", *asked, "--seed", 2, "--runs-dir", tmp_path / "alone", "--json")
     assert json.loads(alone.stdout.splitlines()[-1])["accuracy_per_client"] == data["runs"][1]["accuracy_per_client"]
+
+
+@pytest.mark.parametrize("swept", [{"train__patience": [2]}, {"lr": [0.1]}], ids=["swept", "in the config"])
+def test_the_final_command_has_no_patience(tmp_path: Path, swept: dict[str, list[Any]]) -> None:
+    base = tmp_path / "base.yaml"
+    base.write_text("train: {patience: 3}\neval: {split: validation}\n", encoding="utf-8")
+    tried = grid_of(base, {"method": "fedavg"}, {key.replace("__", "."): of for key, of in swept.items()}, (0,))
+    command = tried.train_command(tried.cells[0])
+    assert "train.patience=null" in command
+    result = call(*shlex.split(command)[1:], "--dump-config")
+    assert result.exit_code == 0, result.output

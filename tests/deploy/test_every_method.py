@@ -40,6 +40,7 @@ OPTIONS: list[tuple[str, str, dict[str, Any]]] = [
     ("cast", "fedavg", {"wire.transforms": [{"name": "cast"}]}),
     ("masked", "fedavg", {"wire.transforms": [{"name": "mask", "last": 1}]}),
     ("validation", "fedrep", {"data.validation_fraction": 0.2, "eval.split": "validation"}),
+    ("patience", "fedper", {"data.validation_fraction": 0.2, "eval.split": "validation", "train.patience": 1, "train.lr": 1e-9}),
     ("self-supervised", "fedavg", {"objective.name": "simclr", "data.augment": "simclr", "model.name": "mlp2"}),
 ]
 

@@ -149,9 +149,10 @@ def _masking(number: int, agreement: Agreement, run: str, folder: Path) -> Maski
 
 
 def initial_digest(agreement: Agreement) -> str:
-    """SHA-256 (hex) of the initial model and its constants."""
+    """SHA-256 (hex) of the initial model, as it is drawn from the seed, and its constants."""
     constants = [tensor.double().flatten() for tensor in agreement.constants.values()]
-    return row_digest(torch.cat([agreement.initial.cpu().double(), *constants]))
+    drawn = agreement.initial if agreement.drawn is None else agreement.drawn
+    return row_digest(torch.cat([drawn.cpu().double(), *constants]))
 
 
 def row_digest(row: torch.Tensor) -> str:
