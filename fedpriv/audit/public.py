@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from fedpriv.audit import report
 from fedpriv.audit.conditions import conditions, first_met
+from fedpriv.audit.foreign.nets import GivenNet
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.results import AuditedRun, to_json
 from fedpriv.audit.run_audit import Audited, AuditOptions
@@ -110,7 +110,7 @@ def audit(
     workers: int = 1,
     output: str | os.PathLike[str] | None = None,
     runs_dir: str | os.PathLike[str] = "runs",
-    model: nn.Module | None = None,
+    model: GivenNet = None,
     say: Callable[[str], object] | None = None,
 ) -> Report:
     """Audit what finished runs leak, as ``fedpriv audit`` does, and write the report into each run's folder.
@@ -127,7 +127,8 @@ def audit(
         workers: processes. Results do not depend on them, unless a budget cuts them. One by default, as a notebook has threads
             that a forked process would not have.
         output: another folder for the report.
-        model: the net of records that name none, in the mode in which clients train.
+        model: the net of records, in the mode in which clients train; or the path of a program of ``torch.export``, such as a
+            record's ``net.pt2``, which can run any code; or a name as in :func:`fedpriv.recording`; ``None``: records name it.
         say: called with each step, such as ``print``.
 
     Raises:
@@ -157,13 +158,13 @@ def audit_folders(
     workers: int,
     places: Sequence[Path],
     say: Callable[[str], object],
-    model: nn.Module | None = None,
+    model: GivenNet = None,
 ) -> Report:
     """Audit runs, and write the report into some places and the folder ``audit`` of each run; errors as for :func:`audit`.
 
     Args:
         command: for the report.
-        model: the net of records that name none.
+        model: see :func:`audit`.
     """
     for place in places:
         check_place(place, "--output names another folder")

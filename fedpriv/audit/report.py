@@ -20,11 +20,10 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from torch import nn
-
 from fedpriv.attacks.text.controls import text_controls
 from fedpriv.audit.finished import UNFINISHED
 from fedpriv.audit.foreign.audit import audit_recorded
+from fedpriv.audit.foreign.nets import GivenNet
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.results import Audit, AuditedRun, ControlResult, Cost, distinct, read_audit, to_json
@@ -46,14 +45,14 @@ Part = tuple[AuditedRun, Mapping[str, bytes]]
 
 
 def audit(
-    run_dirs: Sequence[Path], options: AuditOptions, command: str, workers: int, say: Say, model: nn.Module | None = None
+    run_dirs: Sequence[Path], options: AuditOptions, command: str, workers: int, say: Say, model: GivenNet = None
 ) -> Audited:
     """Audit runs, and compare each with the undefended run of the same kind among them.
 
     Args:
         command: the command line, for the record.
         workers: processes, each with one torch thread.
-        model: the net of records that name none.
+        model: see :func:`fedpriv.audit`.
 
     Raises:
         UsageError: one of the runs cannot be audited.

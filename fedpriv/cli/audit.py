@@ -75,7 +75,10 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     "'recovered>0.05,epsilon>8'; epsilon_excess>0: canaries show more than the privacy accountant claims.",
 )
 @click.option(
-    "--model", metavar="PACKAGE.MODULE:NAME", help="The net of a record that names none: a class or function without arguments."
+    "--model",
+    metavar="NET",
+    help="The net of a record that names none: package.module:Name, a class or function without arguments; or a program of "
+    "torch.export, such as the record's net.pt2, which can run any code of its writer: load none that you do not trust.",
 )
 @STORE
 @click.option("--runs-dir", type=FilePath(), default=Path("runs"), show_default=True, help="Folder of the runs.")
@@ -103,7 +106,6 @@ def audit(
     """
     loading()
     from fedpriv.audit.conditions import conditions
-    from fedpriv.audit.foreign.record import build_net
     from fedpriv.audit.public import audit_folders
     from fedpriv.audit.run_audit import AuditOptions
     from fedpriv.errors import ConditionMet
@@ -113,13 +115,12 @@ def audit(
         conditions(fail_if)  # refuses what is no condition, before the audit
     chosen = AuditOptions(**options)
     folders = run_folders(runs, runs_dir, records=True)
-    net = None if model is None else build_net(model, {})
     out = console()
     processes = workers or os.cpu_count() or 1
     root = click.get_current_context().find_root()
     asked = hide_secrets(f"{root.info_name} {shlex.join(root.meta['fedpriv.given'])}")  # as it was typed
     places = [output] if output else []
-    report = audit_folders(folders, chosen, asked, processes, places, lambda text: out.print(text, soft_wrap=True), net)
+    report = audit_folders(folders, chosen, asked, processes, places, lambda text: out.print(text, soft_wrap=True), model)
     page = (output or folders[0] / "audit") / "audit.html"
     for folder in (folder for folder in folders if not is_record(folder)):
         send(folder, tracking_uri, "the report", out)

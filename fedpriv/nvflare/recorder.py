@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import asdict
 from importlib import import_module
 from importlib.metadata import version
@@ -17,9 +18,10 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.recipe.spec import Recipe
+from torch import nn
 
 from fedpriv.errors import UsageError
-from fedpriv.recorder.layout import Kind
+from fedpriv.recorder.layout import PROGRAM, Kind
 from fedpriv.recorder.reader import is_record
 from fedpriv.recorder.start import recording, recording_of_run
 from fedpriv.recorder.writer import OtherRecord, Recording
@@ -52,7 +54,8 @@ def record(
         truth: ``package.module:name`` of a function that is called with the client's name, and returns the images
             ``(n, C, H, W)`` in [0, 1] and labels ``(n,)`` that it trains on; they stay in the folder.
         public: of a function that returns samples of the same kind that are no client's.
-        facts: see :func:`fedpriv.recording`.
+        facts: see :func:`fedpriv.recording`. A net that is saved as a program is on this machine; on others, put ``net.pt2`` into
+            their folders.
 
     Raises:
         UsageError: the folder is not an absolute path or holds a record, or a fact is not as :func:`fedpriv.recording` takes it.
@@ -63,6 +66,9 @@ def record(
         raise OtherRecord(f"{os.fspath(folder)} holds the record of another run; give an empty folder")
     with TemporaryDirectory() as tried:  # facts that cannot be right are an error here, and not at the clients
         checked = asdict(recording(tried, **{"name": Path(folder).name, **facts}).facts)
+        if isinstance(facts.get("net"), nn.Module) and checked["net"] == PROGRAM:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(Path(tried, PROGRAM), Path(folder, PROGRAM))
     del checked["format"]
     recorder = RecordFilter(os.fspath(folder), checked, truth, public)
     if at == "server":

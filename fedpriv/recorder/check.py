@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from fedpriv.recorder.layout import PROGRAM
 from fedpriv.recorder.reader import Recorded
 
 
@@ -89,4 +90,9 @@ def _abilities(record: Recorded, has_downloads: bool, has_samples: bool) -> Iter
     enough = len(fewest) > 0 and max(fewest) >= 2
     others = [] if enough else ["samples that are no client's, two or more of a class (record.public)"]
     yield Ability("membership: whether given samples are a client's, with shadow models", (*base, *repeated, *others))
-    yield Ability("the net, from its name", () if facts.net else ("net: package.module:Name, or give it to the audit",))
+    if facts.net == PROGRAM and (record.folder / PROGRAM).is_file():
+        yield Ability(f"the net, from {PROGRAM}; give it to the audit as --model {record.folder / PROGRAM}, as it is code")
+    elif facts.net == PROGRAM:
+        yield Ability("the net", (f"{PROGRAM}, which net names",))
+    else:
+        yield Ability("the net, from its name", () if facts.net else ("net: package.module:Name, or give it to the audit",))

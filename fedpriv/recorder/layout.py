@@ -5,6 +5,7 @@
     record.json           what holds for all messages (:class:`Facts`)
     messages.jsonl        a line for each message (:class:`Line`), in the order in which they were sent
     messages/*.safetensors  the tensors of messages, a file each; its name is free, and several lines may name one file
+    net.pt2               the net as a program of torch.export, if ``net`` says so
     truth/CLIENT.safetensors  the samples that a client trained on, and their ``labels (n,)``; never sent
     public.safetensors    the same of samples that are no client's
 
@@ -26,6 +27,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 FACTS, LINES, MESSAGES, TRUTH, PUBLIC = "record.json", "messages.jsonl", "messages", "truth", "public.safetensors"
+PROGRAM, TRANSFORMERS = "net.pt2", "transformers:"
 SPENT = "fedpriv.spent"
 """Name under which a client that accounts for differential privacy keeps what it spent."""
 Direction = Literal["down", "up"]
@@ -118,8 +120,9 @@ class Facts:
     """What holds for all messages of a record.
 
     Attributes:
-        net: ``package.module:Name`` of a class or function that returns the net, and its keyword ``arguments``; ``None``: an
-            audit gets the net by ``--model``.
+        net: ``package.module:Name`` of a class or function that returns the net, and its keyword ``arguments``; or
+            ``transformers:NAME`` of a model's folder or hub name, with options of its config as ``arguments``; or ``net.pt2``, a
+            program of ``torch.export`` in the record's folder; ``None``: an audit gets the net by ``--model``.
         head: name of the module that is called last; ``None``: the linear layer that is called last.
         classes: number of logits.
         input_shape: of a sample: of an image ``(C, H, W)``, of a row ``(F,)``, of a text ``(L,)``, its largest number of tokens.
@@ -146,8 +149,8 @@ class Facts:
     format: Literal[1] = 1
 
     def __post_init__(self) -> None:
-        if self.net is not None and not re.fullmatch(r"[\w.]+:[\w.]+", self.net):
-            raise ValueError(f"net {self.net!r}: package.module:Name")
+        if self.net not in (None, PROGRAM) and not re.fullmatch(rf"{TRANSFORMERS}.+|[\w.]+:[\w.]+", str(self.net)):
+            raise ValueError(f"net {self.net!r}: package.module:Name, {TRANSFORMERS}NAME or {PROGRAM}")
         if self.columns and self.encoder is not None:
             raise ValueError("columns and encoder: samples are rows of a table, or texts")
         if len(self.input_shape) != (3 if self.samples == "images" else 1):

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedpriv.errors import UsageError
-from fedpriv.recorder.layout import Facts, Training, facts_from
+from fedpriv.recorder.layout import PROGRAM, Facts, Training, facts_from
+from fedpriv.recorder.program import program_of
 from fedpriv.recorder.writer import OtherRecord, Recording
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def recording(
@@ -19,7 +23,7 @@ def recording(
     *,
     classes: int,
     input_shape: Sequence[int],
-    net: str | Callable[..., Any] | None = None,
+    net: str | Callable[..., Any] | nn.Module | None = None,
     arguments: Mapping[str, Any] | None = None,
     head: str | None = None,
     training: Training | Mapping[str, Any] | None = None,
@@ -48,8 +52,9 @@ def recording(
         classes: number of logits.
         input_shape: of a sample: of an image ``(C, H, W)``, of a row ``(F,)``, of a text ``(L,)``, its largest number of tokens.
         net: ``package.module:Name`` of a class or function that returns the net, or the class or function itself, if it can be
-            imported; ``None``: the audit gets the net by ``--model``.
-        arguments: with which the net is built, by name.
+            imported; or ``transformers:NAME``, the folder or hub name of a model; or the net, in the mode in which clients train,
+            which is saved as the program ``net.pt2`` of ``torch.export``. ``None``: the audit gets the net by ``--model``.
+        arguments: with which the net is built, by name; of transformers, options of the model's config.
         head: name of the module that is called last; ``None``: the linear layer that is called last.
         training: what is known of local training, see :class:`fedpriv.recorder.layout.Training`.
         mean, std: of the normalisation of images in [0, 1], one number or one for each channel.
@@ -63,8 +68,10 @@ def recording(
     Raises:
         UsageError: an argument is not of this form, or the folder holds another record.
     """
-    path = Path(folder)
-    if net is not None and not isinstance(net, str):
+    path, module = Path(folder), _as_module(net)
+    if module is not None:
+        net = PROGRAM
+    elif net is not None and not isinstance(net, str):
         net = f"{net.__module__}:{net.__qualname__}"
     values: dict[str, Any] = {
         "name": name or path.name,
@@ -85,7 +92,22 @@ def recording(
         facts: Facts = facts_from(values)
     except ValueError as error:
         raise UsageError(f"recording: {error}") from None
-    return Recording(path, facts)
+    program = None
+    if module is not None and not (path / PROGRAM).exists() and (program := program_of(module, facts)) is None:
+        facts = replace(facts, net=None)
+    record = Recording(path, facts)
+    if program is not None:
+        record.keep(PROGRAM, program)
+    return record
+
+
+def _as_module(net: object) -> nn.Module | None:
+    """What is a net, and no name, class or function; torch is imported for what can be one."""
+    if net is None or isinstance(net, str | type):
+        return None
+    from torch import nn
+
+    return net if isinstance(net, nn.Module) else None
 
 
 def recording_of_run(folder: str | os.PathLike[str], framework: str, run: int | str, facts: Mapping[str, Any]) -> Recording:

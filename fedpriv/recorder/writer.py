@@ -135,6 +135,13 @@ class Recording:
         """Keep samples of the same kind that are no client's: the non-members of membership inference, and the nearest copies."""
         self._samples(self.folder / layout.PUBLIC, samples, labels)
 
+    def keep(self, name: str, data: bytes) -> None:
+        """Write a file of the record's folder."""
+        try:
+            self._replace(self.folder / name, data)
+        except OSError as error:
+            self._end(error)
+
     def _message(
         self,
         direction: Direction,

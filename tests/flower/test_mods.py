@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedpriv.audit.foreign.program import load_program
 from fedpriv.errors import UsageError
 from fedpriv.privacy.accountant import epsilon
+from fedpriv.recorder.layout import PROGRAM
 from fedpriv.recorder.reader import Recorded
 
 pytestmark = pytest.mark.extra("deploy")
@@ -21,7 +23,7 @@ from flwr.serverapp.strategy import FedAvg  # noqa: E402
 
 from fedpriv.flower import RecordedStrategy, RequireClip, protect, record  # noqa: E402
 from tests.flower.app import CLIENTS, LocalGrid, run  # noqa: E402
-from tests.recorder.loop import samples  # noqa: E402
+from tests.recorder.loop import samples, small_net  # noqa: E402
 
 FACTS: dict[str, Any] = {
     "classes": 3,
@@ -63,6 +65,15 @@ def test_a_second_run_is_recorded_beside_the_first(tmp_path: Path) -> None:
     assert len(Recorded(tmp_path / "record").answered()) == 4 and len(Recorded(tmp_path / "record-7").answered()) == 2
     with pytest.raises(UsageError, match="another run"):
         RecordedStrategy(FedAvg(), tmp_path / "record", **FACTS)
+
+
+@pytest.mark.slow
+def test_a_net_is_recorded_as_a_program(tmp_path: Path) -> None:
+    run([record(tmp_path / "clients", **{**FACTS, "net": small_net()})])
+    RecordedStrategy(FedAvg(), tmp_path / "server", **{**FACTS, "net": small_net()})
+    for folder in (tmp_path / "clients", tmp_path / "server"):
+        assert Recorded(folder).facts.net == PROGRAM
+        assert load_program(folder / PROGRAM)(samples(4, 1)[0]).shape == (4, 3)
 
 
 def test_the_server_records_the_same_tensors_as_the_clients(tmp_path: Path) -> None:

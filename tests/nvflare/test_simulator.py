@@ -6,14 +6,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fedpriv.audit.foreign.audit import AuditedFolder
+from fedpriv.audit.foreign.program import load_program
 from fedpriv.audit.foreign.replay import compare_with_message
 from fedpriv.errors import UsageError
+from fedpriv.recorder.layout import PROGRAM
 from fedpriv.recorder.reader import Recorded
+from tests.recorder.loop import small_net
 
 pytestmark = pytest.mark.slow
 WITH = 'uv run --with "nvflare>=2.9,<2.10" pytest -m "" tests/nvflare'
@@ -62,6 +66,21 @@ def test_a_message_of_another_kind_passes(tmp_path: Path) -> None:
     recorder = fedpriv.nvflare.RecordFilter(str(tmp_path / "record"), {"classes": 10, "input_shape": (3, 32, 32)})
     message = Shareable({"cipher": b"x"})
     assert recorder.process(message, FLContext()) is message and not (tmp_path / "record").exists()
+
+
+def test_a_net_is_recorded_as_a_program(tmp_path: Path) -> None:
+    import fedpriv.nvflare
+
+    class Job:
+        """The part of a recipe that the recorder calls."""
+
+        def add_client_input_filter(self, recorder: Any, tasks: list[str]) -> None:
+            assert recorder.facts["net"] == PROGRAM and tasks == ["train"]
+
+        add_client_output_filter = add_client_input_filter
+
+    fedpriv.nvflare.record(Job(), tmp_path / "record", classes=3, input_shape=(1, 6, 6), net=small_net())
+    assert load_program(tmp_path / "record" / PROGRAM)(torch.rand(4, 1, 6, 6)).shape == (4, 3)
 
 
 def test_what_cannot_be_recorded_is_refused_before_the_job() -> None:

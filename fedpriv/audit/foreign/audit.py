@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from torch import nn
-
 from fedpriv.attacks.core.status import Reason
 from fedpriv.audit.foreign.facts import run_facts
 from fedpriv.audit.foreign.membership import in_recorded_rounds
+from fedpriv.audit.foreign.nets import GivenNet
 from fedpriv.audit.foreign.replay import compare_with_message
 from fedpriv.audit.foreign.simulation import CannotReplay, SimulatedRecord
 from fedpriv.audit.membership.rounds import InRounds
@@ -24,7 +23,7 @@ UNKNOWN_TRANSFORMS = "the record does not say what uploads went through (transfo
 class AuditedFolder(SimulatedRecord):
     """A record whose clients are simulated only as far as the training that it declares gives their messages."""
 
-    def __init__(self, folder: Path, model: nn.Module | None = None, seed: int = 0) -> None:
+    def __init__(self, folder: Path, model: GivenNet = None, seed: int = 0) -> None:
         super().__init__(folder, model, seed)
         self.sentence, self.cannot_simulate, self.doubts = self._as_declared()
 
@@ -56,7 +55,7 @@ class AuditedFolder(SimulatedRecord):
 
 
 def audit_recorded(
-    folder: Path, model: nn.Module | None, options: AuditOptions, say: Callable[[str], object]
+    folder: Path, model: GivenNet, options: AuditOptions, say: Callable[[str], object]
 ) -> tuple[AuditedRun, Mapping[str, bytes]]:
     """Audit a record; result as of :func:`fedpriv.audit.run_audit.audit_run`.
 

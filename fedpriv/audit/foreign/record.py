@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,8 @@ from fedpriv.attacks.api import tensors
 from fedpriv.attacks.api.inversion import check_normalisation
 from fedpriv.attacks.api.user_net import UserNet, cut
 from fedpriv.attacks.core.observation import Observation, Passes, Schedule, ThreatModel
+from fedpriv.audit.foreign.nets import GivenNet, net_of
+from fedpriv.audit.foreign.program import Program
 from fedpriv.audit.foreign.samples import RecordedSamples
 from fedpriv.audit.foreign.texts import facts_of, token_probe
 from fedpriv.audit.record.base import Message, PlainChange
@@ -24,9 +25,8 @@ from fedpriv.audit.record.statistics import RUNNING, listed
 from fedpriv.audit.record.update import UpdateRecord, code_of
 from fedpriv.audit.results import Sender, Statistic
 from fedpriv.defenses import build_transforms
-from fedpriv.errors import FedprivError, UsageError
+from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
-from fedpriv.models.user_net.importing import find_user_net
 from fedpriv.recorder.reader import Recorded
 from fedpriv.wire import Transform
 from fedpriv.wire.coding import is_model
@@ -49,7 +49,7 @@ class FolderRecord(RecordedSamples):
     Messages that can be attacked are those whose download was recorded, too, and whose client's samples were.
 
     Args:
-        model: the net, with any weights, in the mode in which clients train; ``None``: the record names it.
+        model: the net, with any weights, in the mode in which clients train, see :func:`fedpriv.audit.foreign.nets.net_of`.
 
     Raises:
         UsageError: the record names no net, its net does not fit its messages, or no message can be attacked.
@@ -60,12 +60,12 @@ class FolderRecord(RecordedSamples):
     doubts: tuple[str, ...] = ()
     """Clauses on how messages differ from those of every attack's controls."""
 
-    def __init__(self, folder: Path, model: nn.Module | None = None, seed: int = 0) -> None:
+    def __init__(self, folder: Path, model: GivenNet = None, seed: int = 0) -> None:
         super().__init__(Recorded(folder), seed)
         facts = self.facts
         try:
             check_normalisation(facts.mean, facts.std, facts.input_shape[0] if facts.samples == "images" else 1)
-            self.model = (model or self._named_net()).cpu().float()
+            self.model = net_of(self.recorded, model, self.encoder).cpu().float()
             probe = None if self.encoder is None else token_probe(self.encoder, facts.input_shape[0])
             self.net: UserNet = cut(self.model, facts.input_shape, facts.head, probe)
         except ValueError as error:
@@ -85,13 +85,6 @@ class FolderRecord(RecordedSamples):
                 f"{folder}: no message can be attacked: none has its download and its client's samples beside it; fedpriv record "
                 "check says what is missing"
             )
-
-    def _named_net(self) -> nn.Module:
-        if self.facts.net is None:
-            raise UsageError(
-                f"{self.recorded.folder} names no net; fedpriv.audit(folder, model=net), or --model package.module:Name"
-            )
-        return build_net(self.facts.net, self.facts.arguments)
 
     @cached_property
     def _attackable(self) -> list[tuple[int, int]]:
@@ -127,6 +120,8 @@ class FolderRecord(RecordedSamples):
         down, up = (self.recorded.tensors(round, name, direction) for direction in ("down", "up"))
         assert down is not None and up is not None, "both were recorded"
         line = self.recorded.lines[round, name, "up"]
+        if isinstance(self.model, Program) and not self.model.is_ordered and any(name.isdecimal() for name in (*down, *up)):
+            raise Damaged(f"{where}: tensors are named by their positions, and a program keeps no order of a net's buffers")
         besides = {name: tensor for name, tensor in up.items() if not is_model(name)}
         try:
             sent = tensors.read_message(self.model, _in_order(down))
@@ -257,20 +252,3 @@ def _in_order(given: Mapping[str, Tensor]) -> Mapping[str, Tensor] | Sequence[Te
     if all(name.isdecimal() for name in given):
         return [given[name] for name in sorted(given, key=int)]
     return given
-
-
-def build_net(name: str, arguments: Mapping[str, Any]) -> nn.Module:
-    """The net of a class or function that is named ``package.module:Name``.
-
-    Raises:
-        UsageError: there is none, or it returns something else.
-        FedprivError: it fails.
-    """
-    build: Callable[..., Any] = find_user_net(name)
-    try:
-        net = build(**arguments)
-    except Exception as error:
-        raise FedprivError(f"the net {name} cannot be built: {type(error).__name__}: {error}") from error
-    if not isinstance(net, nn.Module):
-        raise UsageError(f"the net {name} is a {type(net).__name__}, and no nn.Module")
-    return net
