@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fedpriv import processes
 from fedpriv.config import load_config
+from fedpriv.errors import UsageError
+from fedpriv.processes import free_memory, usable_cores
 from fedpriv.simulation import run
 from tests.simulation.processes import Process, have_children
 
@@ -118,3 +121,67 @@ def test_the_processes_of_an_audit_end_with_it(tmp_path: Path) -> None:
     wait_until(lambda: len(descendants(process.pid)) >= 3)  # two workers and what passes their progress on
     time.sleep(2)  # until each has said what it wants
     killed_with(process)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with 16 GB of free memory, of whose cores this process may run on six, and its folders of control groups."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
+    monkeypatch.setattr(processes, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(processes, "_CONTROL_GROUPS", tmp_path / "groups")
+    monkeypatch.delenv(processes.CORES, raising=False)
+    written(tmp_path, {"proc/meminfo": "MemTotal:  9 kB\nMemAvailable:  16000000 kB\n"})
+    return tmp_path
+
+
+def written(folder: Path, files: dict[str, str]) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content, encoding="utf-8")
+
+
+def test_cores_and_memory_are_those_of_the_machine_where_nothing_limits_them(machine: Path) -> None:
+    assert (usable_cores(), free_memory()) == (6, 16_000_000 * 1024)
+
+
+@pytest.mark.parametrize(
+    ("cores", "files"),
+    [
+        (2, {"self/cgroup": "0::/a/b\n", "a/b/cpu.max": "max 100000\n", "a/cpu.max": "250000 100000\n"}),
+        (1, {"self/cgroup": "0::/a\n", "a/cpu.max": "50000 100000\n"}),
+        (6, {"self/cgroup": "0::/\n", "cpu.max": "max 100000\n"}),
+        (3, {"self/cgroup": "4:cpuset:/\n3:cpu:/x\n", "cpu/x/cpu.cfs_quota_us": "300000", "cpu/x/cpu.cfs_period_us": "100000"}),
+        (6, {"self/cgroup": "3:cpu:/x\n", "cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}),
+    ],
+)
+def test_cores_are_at_most_those_of_each_control_group(machine: Path, cores: int, files: dict[str, str]) -> None:
+    written(machine, {f"{'proc' if name.startswith('self') else 'groups'}/{name}": text for name, text in files.items()})
+    assert usable_cores() == cores
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {
+            "self/cgroup": "0::/a\n", "a/memory.max": "5000\n", "a/memory.current": "3000\n",
+            "a/memory.stat": "anon 1\ninactive_file 700\n",
+        },
+        {
+            "self/cgroup": "4:memory:/a\n", "memory/a/memory.limit_in_bytes": "5000", "memory/a/memory.usage_in_bytes": "3000",
+            "memory/a/memory.stat": "inactive_file 1\ntotal_inactive_file 700\n",
+        },
+    ],
+)  # fmt: skip
+def test_memory_is_at_most_that_of_its_control_group(machine: Path, files: dict[str, str]) -> None:
+    written(machine, {f"{'proc' if name.startswith('self') else 'groups'}/{name}": text for name, text in files.items()})
+    assert free_memory() == 5000 - 3000 + 700
+
+
+def test_cores_are_at_most_what_the_environment_says(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for said, cores in (("4", 4), ("64", 6)):
+        monkeypatch.setenv(processes.CORES, said)
+        assert usable_cores() == cores
+    for wrong in ("0", "-1", "two", "", "1.5", "\u0664"):
+        monkeypatch.setenv(processes.CORES, wrong)
+        with pytest.raises(UsageError, match=r"FEDPRIV_CORES=.*1 or more"):
+            usable_cores()

@@ -96,7 +96,7 @@ class Keys(TypedDict, total=False):
     secure_aggregation: bool
     keep_payloads: Literal["none", "default", "all"] | Sequence[int]
     executor: Literal["auto", "sequential", "vectorized"] | Values
-    workers: int | Literal["ray"]
+    workers: int | Literal["auto", "ray"]
     ray_address: str | None
     ray_workers: int | None
     group_size: int | None

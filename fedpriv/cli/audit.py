@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -109,6 +108,7 @@ def audit(
     from fedpriv.audit.public import audit_folders
     from fedpriv.audit.run_audit import AuditOptions
     from fedpriv.errors import ConditionMet
+    from fedpriv.processes import usable_cores
     from fedpriv.recorder.reader import is_record
 
     if fail_if is not None:
@@ -116,7 +116,7 @@ def audit(
     chosen = AuditOptions(**options)
     folders = run_folders(runs, runs_dir, records=True)
     out = console()
-    processes = workers or os.cpu_count() or 1
+    processes = workers or usable_cores()
     root = click.get_current_context().find_root()
     asked = hide_secrets(f"{root.info_name} {shlex.join(root.meta['fedpriv.given'])}")  # as it was typed
     places = [output] if output else []

@@ -49,9 +49,11 @@ def doctor() -> dict[str, Any]:
 def _machine() -> Iterator[Line]:
     import torch
 
+    from fedpriv.processes import usable_cores
+
     yield Line("fedpriv", f"{version('fedpriv')} in {Path(__file__).parents[2]}")
     yield Line("Python", f"{platform.python_version()} in {sys.prefix}")
-    yield Line("system", f"{platform.platform()}, {os.cpu_count()} cores")
+    yield Line("system", f"{platform.platform()}, {usable_cores()} cores")
     devices = [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
     devices += ["mps"] if torch.backends.mps.is_available() else []
     yield Line("devices", ", ".join(["cpu", *devices]) + "  (--device)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -72,6 +71,7 @@ def frontier(
     from fedpriv.frontier.run import Plan, frontier
     from fedpriv.frontier.show import answer
     from fedpriv.plugins import load_plugins
+    from fedpriv.processes import usable_cores
 
     base = read_yaml(config_file) if config_file else {}
     lay_over(base, dict(map(parse_assignment, assignments)))
@@ -89,7 +89,7 @@ def frontier(
         [Defence.read(defence) for text in defenses for defence in text.split()],
         conditions(target, "--target") if target else (),
         AuditOptions(**extent),
-        jobs or os.cpu_count() or 1,
+        jobs or usable_cores(),
         f"fedpriv frontier {shlex.join(sys.argv[2:])}",
     )
     out = console()

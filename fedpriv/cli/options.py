@@ -58,7 +58,8 @@ _RUN_FLAGS: dict[str, tuple[Any, str]] = {
     "executor": (str, "How clients are run: auto, sequential or vectorized (groups of them as one wide net)."),
     "workers": (
         WorkersParam(),
-        "Processes over which a round's clients are spread, or ray: a cluster's. Results do not depend on it.",
+        "Processes over which a round's clients are spread, auto (one for each core that has enough to do), or ray: a cluster's. "
+        "Results do not depend on it.",
     ),
     "ray-address": (str, "HOST:PORT of the Ray cluster. Default: one of this machine alone."),
     "ray-workers": (int, "Processes on the Ray cluster. Default: one for each of its cores."),

@@ -135,13 +135,13 @@ class SeedsParam(click.ParamType):  # type: ignore[type-arg]  # not generic befo
 
 
 class WorkersParam(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.4
-    """A number of processes, or ``ray``."""
+    """A number of processes, ``auto`` or ``ray``."""
 
-    name = "integer or ray"
+    name = "integer, auto or ray"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "ray" or isinstance(value, int):
+        if value in ("auto", "ray") or isinstance(value, int):
             return value
         if not (value.isascii() and value.isdigit() and int(value[:6]) >= 1):
-            self.fail(f"{value!r} is neither a number of processes (1 or more) nor ray", param, ctx)
+            self.fail(f"{value!r} is neither a number of processes (1 or more) nor auto or ray", param, ctx)
         return int(value)

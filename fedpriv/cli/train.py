@@ -117,7 +117,7 @@ def _check_seeds(assignments: tuple[str, ...], dump_config: bool, flags: dict[st
 @click.option(
     "--workers",
     type=WorkersParam(),
-    help="Worker processes, or ray; results do not depend on it. Default: as the run was started.",
+    help="Worker processes, auto or ray; results do not depend on it. Default: as the run was started.",
 )
 @click.option("--ray-address", help="HOST:PORT of the Ray cluster of --workers ray. Default: one of this machine alone.")
 @click.option("--ray-workers", type=click.IntRange(min=1), help="Processes on it. Default: one for each of its cores.")

@@ -22,10 +22,10 @@ class ExecutorConfig(Section):
     group_size: int | None = Field(
         None, ge=1, description="clients that train together; null: half of the participants, at most 10"
     )
-    workers: Annotated[int, Field(ge=1)] | Literal["ray"] = Field(
-        1,
-        description="processes that the groups (sequential: the clients) are spread over, or ray: actors of a Ray cluster; "
-        "no number depends on it",
+    workers: Annotated[int, Field(ge=1)] | Literal["auto", "ray"] = Field(
+        "auto",
+        description="processes that the groups (sequential: the clients) are spread over, or ray: actors of a Ray cluster; auto: "
+        "one for each core that has a group and enough work, which the run then records; no number depends on it",
     )
     ray_address: str | None = Field(None, description="HOST:PORT of the Ray cluster; null: one of this machine alone")
     ray_workers: int | None = Field(None, ge=1, description="actors of the Ray cluster; null: one for each of its cores")
@@ -37,13 +37,17 @@ class ExecutorConfig(Section):
 
     @property
     def spread(self) -> bool:
-        """Whether the clients run in other processes."""
-        return self.workers == "ray" or self.workers > 1
+        """Whether the user wants the clients in other processes."""
+        return self.workers not in ("auto", 1)
 
     def here(self) -> ExecutorConfig:
         """The same without a cluster, which may be gone."""
         alone = {"workers": 1, "ray_address": None, "ray_workers": None}
         return self.model_copy(update=alone) if self.workers == "ray" else self
+
+    def in_this_process(self) -> ExecutorConfig:
+        """The same in one process, unless the user wants several."""
+        return self.model_copy(update={"workers": 1}) if self.workers == "auto" else self
 
     @model_validator(mode="after")
     def _ray_has_what_is_for_ray(self) -> ExecutorConfig:

@@ -147,6 +147,7 @@ def pilot(config: RunConfig) -> float:
     Raises:
         FedprivError: the run cannot be started, or failed.
     """
+    config = config.model_copy(update={"executor": config.executor.in_this_process()})
     short: RunConfig = parse(RunConfig, merge(config.model_copy(update={"run_dir": None}).chosen(), _PILOT_OPTIONS), "the pilot")
     here_alone = config.device == "cpu" and not config.executor.spread
     clock = time.process_time if here_alone else time.perf_counter

@@ -23,7 +23,7 @@ from fedpriv.experiments.leaks import leakage
 from fedpriv.experiments.results import Result, by_other_code, collect, difference, is_finished, made_otherwise, rounded
 from fedpriv.experiments.spec import Experiment
 from fedpriv.experiments.stored import divergence_of, elsewhere
-from fedpriv.processes import python_command
+from fedpriv.processes import CORES, python_command, usable_cores
 from fedpriv.scores.catalogue import ACCURACY, score_named
 from fedpriv.storage.provenance import CHECKOUT
 from fedpriv.storage.run_folder import RunFolder
@@ -91,7 +91,7 @@ def run(
     allow_dirty: bool = False,
     runs: Sequence[tuple[str, int]] | None = None,
 ) -> list[Outcome]:
-    """Finish the runs of an experiment, each in its own process with one torch thread.
+    """Finish the runs of an experiment, each in its own process with one torch thread and its share of the cores.
 
     If a run fails, the others continue. The first Ctrl-C (or SIGTERM) lets running processes finish their round, a second one
     stops them at once; either way the same call resumes them later. No process outlives this one, however it ends.
@@ -119,7 +119,8 @@ def run(
             say(text)
 
     with tempfile.TemporaryDirectory(prefix="fedpriv-") as asked, _counting_interrupts(say) as interrupts:
-        runner = _Runner(experiment, runs_dir, data_dir, Path(asked), say, allow_dirty)
+        cores = max(1, usable_cores() // max(1, min(workers, len(waiting))))
+        runner = _Runner(experiment, runs_dir, data_dir, Path(asked), say, allow_dirty, cores)
         while waiting or jobs:
             while waiting and not interrupts.count and len(jobs) < max(1, workers):
                 begun = runner.begin(*waiting.popleft(), may_start=workers > 0)
@@ -155,7 +156,7 @@ def _message(outcome: Outcome) -> str | None:
 
 @dataclass(frozen=True)
 class _Runner:
-    """Starts and ends runs; ``asked`` is a folder for the configs of the processes."""
+    """Starts and ends runs; ``asked`` is a folder for the configs of the processes, and ``cores`` how many each may use."""
 
     experiment: Experiment
     runs_dir: Path
@@ -163,6 +164,7 @@ class _Runner:
     asked: Path
     say: Say
     allow_dirty: bool
+    cores: int
 
     def begin(self, label: str, seed: int, may_start: bool) -> Outcome | _Job:
         """Return a run's outcome if it is done or can be collected, otherwise start its process."""
@@ -232,6 +234,7 @@ class _Runner:
             arguments = ["train", "--config", str(file), "--run-dir", str(folder.path)]
         # The data folder is passed by the environment, not by the config, so that a run can be resumed with another one.
         environment = os.environ | ONE_THREAD | ({"FEDPRIV_DATA": str(self.data_dir.absolute())} if self.data_dir else {})
+        environment[CORES] = str(self.cores)
         environment[CHECKOUT] = str(self.experiment.path.absolute().parent)  # the one whose changes are refused
         if (uri := self.experiment.config(label, seed).tracking.uri) not in (None, "none"):
             # The user's own, by naming this YAML; and its password, which no file holds, goes by environment.

@@ -78,6 +78,11 @@ class Clients(PrivateStates, ABC):
         """Numbers on how the clients were run, for the round's record; reading them resets them."""
         return {}
 
+    def cpu_seconds(self) -> float:
+        """CPU seconds that other processes of this run have spent on the clients; reading them resets them. Those of clients on
+        other machines are not known."""
+        return 0.0
+
     def close(self) -> None:
         """Release resources other than memory; by default there are none."""
 

@@ -353,7 +353,7 @@ class Server:
         progress.total_bytes_up += up
         progress.total_bytes_down += down
         progress.seconds += seconds
-        progress.cpu_seconds += ended.cpu - began.cpu
+        progress.cpu_seconds += ended.cpu - began.cpu + self.clients.cpu_seconds()
         traffic = {"bytes_up": up, "bytes_down": down}
         totals = {"total_bytes_up": progress.total_bytes_up, "total_bytes_down": progress.total_bytes_down}
         progress.record = {

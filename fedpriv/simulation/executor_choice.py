@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from fedpriv.models.batched.compiled import CompiledNet
 from fedpriv.models.batched.layers import NotStackable
 from fedpriv.models.batched.stacked import Form, StackedNet, VmappedNet, check
 from fedpriv.models.net import Net, describe
+from fedpriv.processes import free_memory, usable_cores
 from fedpriv.samples import Inputs
 
 WIDEST = 64
@@ -30,6 +33,14 @@ TESTED_RAY = "2.60"
 """The tested version of Ray."""
 LARGEST_GROUP = 10
 """Clients of a group; larger groups were not faster on a CPU."""
+STEP_SECONDS, PRODUCT_SECONDS = 2.5e-4, 1.5e-10
+"""Least CPU seconds of a client's training step, and of a product of its net with a sample, gradients included
+(``benchmarks/workers.py``)."""
+WORTH = 1.0
+"""Seconds of training for each worker, as :func:`least_seconds` estimates them, from which on workers are worth their start
+(``benchmarks/workers.py``)."""
+WORKER_BYTES = 3e8
+"""Memory of a worker besides its clients' models: what is written of the pages that it shares with this process."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +51,15 @@ class ExecutorChoice:
         config: without open keys.
         form: the net's form for several clients; ``None``: one after another.
         why: the reason, for the user.
+        workers: processes that the clients are spread over, or actors of a Ray cluster.
+        why_workers: the reason for their number; empty: as requested.
     """
 
     config: ExecutorConfig
     form: Form | None
     why: str
+    workers: int | Literal["ray"] = 1
+    why_workers: str = ""
 
     @property
     def together(self) -> tuple[Form, int] | None:
@@ -55,15 +70,18 @@ class ExecutorChoice:
     def __str__(self) -> str:
         how = f"vectorized, groups of up to {self.config.group_size} clients" if self.form else "sequential"
         how += ", compiled" if self.config.compile != "none" else ""
-        where = "" if not self.config.spread else f", in {self.config.workers} processes"
-        where = ", on Ray" if self.config.workers == "ray" else where
-        return f"{how}{where}: {self.why}"
+        where = {1: "in one process", "ray": "on Ray"}.get(self.workers, f"in {self.workers} processes")
+        if self.why_workers:
+            return f"{how}: {self.why}; {where}: {self.why_workers}"
+        return f"{how}{'' if self.workers == 1 else f', {where}'}: {self.why}"
 
 
 def choose(config: RunConfig, net: Net, samples: Inputs, sizes: Sequence[int], phases: Sequence[Phase]) -> ExecutorChoice:
     """The executor that the config names, or, with ``auto``, the one that is faster for the net.
 
-    The choice depends only on the config, the net and the clients, so a run is determined by its config.
+    The choice depends only on the config, the net and the clients, so a run is determined by its config. Only the number of
+    workers, which changes no bit of the run, depends on the machine, too; if it is ``auto``, it stays so in the config, and a run
+    that is resumed elsewhere has as many as suit there.
 
     Args:
         samples: training samples of some client.
@@ -73,6 +91,85 @@ def choose(config: RunConfig, net: Net, samples: Inputs, sizes: Sequence[int], p
     Raises:
         UsageError: the requested executor cannot run this config.
     """
+    chosen = _executor(config, net, samples, sizes, phases)
+    if config.executor.workers != "auto":
+        return replace(chosen, workers=config.executor.workers)
+    groups = -(-len(sizes) // (chosen.together[1] if chosen.together else 1))
+    number, why = _workers(config, chosen, groups, net, samples, sizes, phases)
+    return replace(chosen, workers=number, why_workers=why)
+
+
+def _workers(
+    config: RunConfig,
+    chosen: ExecutorChoice,
+    groups: int,
+    net: Net,
+    samples: Inputs,
+    sizes: Sequence[int],
+    phases: Sequence[Phase],
+) -> tuple[int, str]:
+    """How many workers are faster than one, and why, for the user.
+
+    Args:
+        chosen: the executor of each worker.
+        groups: of a round, which workers can share.
+    """
+    if reason := _no_workers(config):
+        return 1, reason
+    if multiprocessing.current_process().daemon or threading.active_count() > 1:  # their locks would stay closed in a fork
+        return 1, "the process that runs it is another's worker, or has further threads"
+    if groups < 2:
+        return 1, "a round has one group of clients" if chosen.form else "a round has one client"
+    if (cores := usable_cores()) < 2:
+        return 1, "only one core may be used"
+    seconds = least_seconds(config, net, samples, sizes, phases)
+    if (worth := int(seconds / WORTH)) < 2:
+        return 1, "the run is short"
+    number = min(cores, groups, worth)
+    if (fit := free_memory() / _worker_bytes(config, chosen, net, samples)) < number:
+        number, why = max(1, int(fit)), "there is no memory for more"
+    else:
+        group = "group" if chosen.form else "client"
+        limits = {
+            worth: "the run is too short for more",
+            groups: f"a round has {groups} {group}s",
+            cores: f"{cores} cores may be used",
+        }
+        why = limits[number]
+    return number, why
+
+
+def _worker_bytes(config: RunConfig, chosen: ExecutorChoice, net: Net, samples: Inputs) -> float:
+    """Approximate memory of a worker, in bytes."""
+    if isinstance(samples, Tensor):
+        of_a_client = client_bytes(config, net, samples)
+    else:  # of pairs, the states alone: the row, its gradient, velocity and start, in float32
+        of_a_client = 4 * 4 * sum(tensor.numel() for tensor in net.state_dict().values())
+    return WORKER_BYTES + of_a_client * (chosen.together[1] if chosen.together else 1)
+
+
+def least_seconds(config: RunConfig, net: Net, samples: Inputs, sizes: Sequence[int], phases: Sequence[Phase]) -> float:
+    """CPU seconds that the local training of all rounds takes at least, on the fastest processor that was measured.
+
+    A low estimate: each step takes some time, and so does each product of a weight with a number of a sample. Steps on cached
+    features have no products here.
+    """
+    epochs = sum(phase.epochs for phase in phases)
+    steps = epochs * sum(-(-size // config.train.batch_size) for size in sizes)
+    seconds = config.train.rounds * steps * STEP_SECONDS
+    if isinstance(samples, Tensor):
+        products = sum(
+            output.numel() * module.weight[0].numel()
+            for module, output in _layers(net, samples)
+            if isinstance(module, nn.Conv2d | nn.Linear)
+        )
+        whole = sum(phase.epochs for phase in phases if _passes_encoder(config, phase))
+        seconds += config.train.rounds * whole * sum(sizes) * products * PRODUCT_SECONDS
+    return seconds
+
+
+def _executor(config: RunConfig, net: Net, samples: Inputs, sizes: Sequence[int], phases: Sequence[Phase]) -> ExecutorChoice:
+    """As :func:`choose`, for one worker."""
     requested = config.executor
     if requested.spread and (reason := _no_workers(config)):
         raise UsageError(f"executor.workers {requested.workers}: {reason}; use --workers 1")
@@ -190,13 +287,16 @@ def _slower(config: RunConfig, net: Net, samples: Tensor, sizes: Sequence[int], 
 
 def _parameters_a_step(config: RunConfig, net: Net, phases: Sequence[Phase]) -> int:
     """Mean number of parameters that a training step computes with: without the encoder's if its features are cached."""
-    caches = config.train.cache_features and config.data.augment in (None, "none")
     size = {part.role: part.parameters for part in describe(net)}
     whole = sum(size.values())
-    total = sum(
-        phase.epochs * (whole - size["encoder"] if caches and "encoder" not in phase.trains else whole) for phase in phases
-    )
+    total = sum(phase.epochs * (whole if _passes_encoder(config, phase) else whole - size["encoder"]) for phase in phases)
     return total // max(1, sum(phase.epochs for phase in phases))
+
+
+def _passes_encoder(config: RunConfig, phase: Phase) -> bool:
+    """Whether each step of a phase computes the encoder, and has no cached features of it."""
+    caches = config.train.cache_features and config.data.augment in (None, "none")
+    return not caches or "encoder" in phase.trains
 
 
 def _group_size(config: RunConfig, net: Net, samples: Tensor, participants: int) -> int:

@@ -74,6 +74,9 @@ class MaskedClients(Clients):
         error, self._error = self._error, None
         return {**self.executor.measured(), **({} if error is None else {"sum_error": error})}
 
+    def cpu_seconds(self) -> float:
+        return self.executor.cpu_seconds()
+
     def close(self) -> None:
         self.executor.close()
 

@@ -114,7 +114,7 @@ def start_by_round(
     """
     began = time.perf_counter()
     check_custom(custom)
-    federation = build(config)
+    federation = build(_timed(config) if profiled else config)
     check_tracking(federation.config.tracking)
     check_reachable(federation.config.executor)
     with RunFolder.begin(federation.config, runs_dir) as folder, folder.in_memory():
@@ -157,6 +157,8 @@ def resume(
             changed = config.executor.model_dump() | {"ray_address": None, "ray_workers": None}
             changed |= {key: value for key, value in executor.items() if value is not None}
             config = config.model_copy(update={"executor": parse(ExecutorConfig, changed, "the executor")})
+        if profiled:
+            config = _timed(config)
         if folder.facts or _has_begun(folder):
             federation = reopened(folder, config)
             if (damage := damaged_partition(folder)) is not None:
@@ -348,6 +350,11 @@ def _chance(federation: Federation) -> Chance:
     tests, task = (federation.data, federation.method, federation.config), federation.agreement.declared.task
     accuracy, samples = chance(*tests, task.count) if isinstance(task, Classes) else (None, None)
     return Chance(accuracy, samples, constant_scores(*tests, task))
+
+
+def _timed(config: RunConfig) -> RunConfig:
+    """The config of a run with a profile: in this process, which sees all categories, unless the user wants several."""
+    return config.model_copy(update={"executor": config.executor.in_this_process()})
 
 
 def _profile(federation: Federation, began: float) -> Profile:

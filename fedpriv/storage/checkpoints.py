@@ -36,7 +36,7 @@ class Progress:
         record: the line of ``metrics.jsonl`` that belongs to this round.
         total_bytes_up, total_bytes_down: bytes sent since the start.
         seconds: time spent in rounds since the start.
-        cpu_seconds: CPU seconds of this process in rounds; includes the clients' work unless the executor has workers.
+        cpu_seconds: CPU seconds of the run in rounds: of this process, and of the executor's workers.
         privacy: the ledger's accounts (:mod:`fedpriv.privacy.ledger`).
         best: the best round so far on validation data (:mod:`fedpriv.server.best`); ``None``: there is none.
     """

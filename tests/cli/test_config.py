@@ -33,7 +33,7 @@ def test_every_key_is_explained_and_its_default_is_the_configs() -> None:
         ("data.augment", "none, crop_flip", "null"),
         ("wire.secure_aggregation", "true or false", "false"),
         ("eval.probe_fractions", "a list, each a number above 0 and at most 1", "[1.0]"),
-        ("executor.workers", "a whole number at least 1 or ray", "1"),
+        ("executor.workers", "a whole number at least 1, or auto or ray", "auto"),
         ("method", "a name, or a mapping of a name and options", "mpfedcon"),
     ],
 )

@@ -406,7 +406,7 @@ def test_clients_that_differ_too_much_in_size_go_one_by_one() -> None:
     phases = [phase(epochs=5)]
     image = torch.zeros(1, 1, 8, 8)
     uneven = choose(config, net, image, [1000, 10, 30, 10], phases)  # two groups, whose largest have 1000 and 10
-    assert str(uneven) == "sequential: clients differ so much in size that only 1.0 would train at a time on average"
+    assert str(uneven).startswith("sequential: clients differ so much in size that only 1.0 would train at a time on average")
     assert choose(config, net, image, [1000, 800, 30, 20], phases).form is not None
 
 

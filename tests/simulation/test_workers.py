@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -181,7 +183,7 @@ def test_a_client_that_diverges_in_a_worker(played: Callable[..., Simulation]) -
 def test_more_workers_than_cores_are_warned_of(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     played(3, False, **{"method.name": "fedavg"})
-    assert "this machine has 2 cores" in played.warnings[0]  # type: ignore[attr-defined]
+    assert "this process may use 2 cores" in played.warnings[0]  # type: ignore[attr-defined]
 
 
 def test_where_there_can_be_none_it_is_said(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,3 +192,99 @@ def test_where_there_can_be_none_it_is_said(played: Callable[..., Simulation], m
     monkeypatch.setattr(executor_choice.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
     with pytest.raises(UsageError, match="cannot fork"):
         played(2, False, **{"method.name": "fedavg"})
+
+
+@pytest.fixture
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process without other threads that may use four cores, and a run that takes long."""
+    monkeypatch.setattr(executor_choice, "usable_cores", lambda: 4)
+    monkeypatch.setattr(executor_choice.threading, "active_count", lambda: 1)
+    monkeypatch.setattr(executor_choice, "free_memory", lambda: math.inf)
+    monkeypatch.setattr(executor_choice, "WORTH", 1e-6)
+
+
+@pytest.mark.parametrize("executor", quick_first(["vectorized", "sequential"]))
+def test_auto_spreads_a_long_run_and_changes_no_bit(played: Callable[..., Simulation], four_cores: None, executor: str) -> None:
+    options = {"method.name": "scaffold", "executor.name": executor, "executor.group_size": 2, "train.rounds": 2}
+    alone, spread = (played(workers, **options) for workers in (1, "auto"))
+    assert not isinstance(alone.executor, ForkedWorkers) and isinstance(spread.executor, ForkedWorkers)
+    assert len(spread.executor._workers) == (4 if executor == "sequential" else 3), "a process for each core that has a group"
+    assert torch.equal(alone.state.row, spread.state.row)
+    assert all(torch.equal(alone.stored(c)[n], t) for c in range(10) for n, t in (spread.stored(c) or {}).items())  # type: ignore[index]
+    assert spread.federation.config.executor.workers == "auto", "a run that goes on elsewhere has as many as suit there"
+
+
+WHY_ONE = {
+    "only one core may be used": {"usable_cores": lambda: 1},
+    "the run is short": {"WORTH": 1e6},
+    "there is no memory for more": {"free_memory": lambda: 5e8},
+}
+
+
+@pytest.mark.parametrize("why", WHY_ONE)
+@pytest.mark.usefixtures("four_cores")
+def test_auto_says_why_it_is_one(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    for name, value in WHY_ONE[why].items():
+        monkeypatch.setattr(executor_choice, name, value)
+    choice = build(load_config(None, {**SMALL, "method.name": "fedavg"})).choice
+    assert choice is not None and choice.workers == 1 and str(choice).endswith(f"; in one process: {why}")
+
+
+@pytest.mark.usefixtures("four_cores")
+def test_auto_is_one_where_a_process_may_not_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    def workers(**overrides: Any) -> int | str:
+        choice = build(load_config(None, {**SMALL, "method.name": "fedavg", **overrides})).choice
+        assert choice is not None
+        return choice.workers
+
+    assert workers(**{"executor.name": "sequential"}) == 4 and workers(**{"executor.group_size": 3}) == 2
+    assert workers(threads=2) == 1, "a worker has one torch thread"
+    assert workers(**{"train.participation": 0.1}) == 1, "a round has one client"
+    monkeypatch.setattr(executor_choice.threading, "active_count", lambda: 2)
+    assert workers() == 1, "as in a notebook: a fork would inherit what another thread has locked"
+    monkeypatch.setattr(executor_choice.threading, "active_count", lambda: 1)
+    monkeypatch.setattr(executor_choice.multiprocessing.current_process(), "_config", {"daemon": True})
+    assert workers() == 1, "Python refuses children of such a process"
+
+
+def test_the_estimate_grows_with_the_work() -> None:
+    def seconds(model: str, **overrides: Any) -> float:
+        federation = build(load_config(None, {**SMALL, "method.name": "fedavg", "model.name": model, **overrides}))
+        samples = federation.places.train(0).inputs
+        return executor_choice.least_seconds(
+            federation.config, federation.resident.net, samples, [100, 50], federation.method.phases(round=1)
+        )
+
+    short = seconds("mlp")
+    net = build(load_config(None, {**SMALL, "method.name": "fedavg"})).resident.net
+    weights = sum(parameter.numel() for name, parameter in net.named_parameters() if name.endswith("weight"))
+    steps, samples = 3 * (10 + 5), 3 * (100 + 50)  # three rounds of two clients
+    assert short == pytest.approx(steps * executor_choice.STEP_SECONDS + samples * weights * executor_choice.PRODUCT_SECONDS)
+    assert seconds("mlp", **{"train.rounds": 6}) == pytest.approx(2 * short)
+    assert seconds("resnet9_narrow") > 2 * short, "a convolution multiplies each weight many times"
+
+
+def test_cpu_seconds_of_a_run_include_those_of_its_workers(
+    played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = ModelLocalUpdate.train
+
+    def train(self: ModelLocalUpdate, *arguments: Any) -> None:
+        began = time.process_time()
+        while time.process_time() - began < 0.02:
+            pass
+        original(self, *arguments)
+
+    monkeypatch.setattr(ModelLocalUpdate, "train", train)
+    simulation = played(2, **{"method.name": "fedavg", "train.rounds": 1})
+    assert simulation.progress.cpu_seconds > 6 * 0.02, "six clients"
+
+
+def test_a_run_with_a_profile_stays_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, four_cores: None) -> None:
+    def never(*given: Any) -> None:
+        raise AssertionError("a worker's categories would be lost")
+
+    monkeypatch.setattr(executors, "ForkedWorkers", never)
+    asked = load_config(None, {**SMALL, "method.name": "fedavg", "train.rounds": 1, "run_dir": str(tmp_path / "run")})
+    outcome = run.start(asked, tmp_path, *SILENT, profiled=True)
+    assert outcome.profile is not None

@@ -29,11 +29,11 @@ def build_executor(federation: Federation, store: ClientStore | None, warn: Warn
         store: where they keep their private states; ``None``: they keep none.
         warn: called with warnings for the user.
     """
-    settings = None if federation.choice is None else federation.choice.config
-    if settings is None or not settings.spread:
+    choice = federation.choice
+    if choice is None or choice.workers == 1:
         return in_process_executor(federation, store, warn)
-    if settings.workers == "ray":
+    if choice.workers == "ray":
         from fedpriv.simulation.executors.ray import RayWorkers
 
-        return RayWorkers(federation, settings, store, warn)
-    return ForkedWorkers(federation, settings.workers, store, warn)
+        return RayWorkers(federation, choice.config, store, warn)
+    return ForkedWorkers(federation, choice.workers, store, warn)

@@ -12,7 +12,7 @@ from multiprocessing.connection import wait
 import torch
 
 from fedpriv.client.store import ClientStore
-from fedpriv.processes import die_with_parent
+from fedpriv.processes import die_with_parent, usable_cores
 from fedpriv.simulation.executors.in_process import in_process_executor
 from fedpriv.simulation.executors.pipe import Pipe
 from fedpriv.simulation.executors.sequential import Executor, Warn
@@ -33,9 +33,9 @@ class ForkedWorkers(WorkerPool):
 
     def __init__(self, federation: Federation, number: int, store: ClientStore | None, warn: Warn) -> None:
         super().__init__(federation, in_process_executor(federation, store, warn), number, store, warn)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        if number > cores:
-            warn(f"executor.workers {number}: this machine has {cores} cores, so more workers than that only wait for each other")
+        if number > (cores := usable_cores()):
+            usable = "1 core" if cores == 1 else f"{cores} cores"
+            warn(f"executor.workers {number}: this process may use {usable}, so more workers than that only wait for each other")
         self._broadcast: Sealed | None = None
 
     def welcome(self, broadcast: Sealed) -> None:

@@ -6,6 +6,7 @@ depend on the worker that ran the client.
 
 from __future__ import annotations
 
+import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
@@ -51,12 +52,14 @@ class TaskResult:
     Attributes:
         warnings: messages for the user.
         sample_count: training samples processed, if clients trained together.
+        cpu_seconds: of the worker, for the task.
         error: the exception that stopped the task; of a bug, a line that names it, and its traceback.
     """
 
     answers: Sequence[Answer] = ()
     warnings: Sequence[str] = ()
     sample_count: SampleCount = field(default_factory=SampleCount)
+    cpu_seconds: float = 0.0
     error: BaseException | str | None = None
 
 
@@ -67,9 +70,10 @@ def run_task(task: Task, executor: Executor, warnings: list[str]) -> TaskResult:
         warnings: the list to which the executor's warnings are appended.
     """
     warnings.clear()
+    began = time.process_time()
     try:
         answers = list((executor.test if task.test else executor.train)(task.instruction))
-        return TaskResult(answers, tuple(warnings), executor.sample_count.take())
+        return TaskResult(answers, tuple(warnings), executor.sample_count.take(), time.process_time() - began)
     except FedprivError as error:
         return TaskResult(error=error if type(error) is UsageError or type(error) is FedprivError else FedprivError(str(error)))
     except Exception as error:
@@ -121,6 +125,11 @@ class WorkerPool(Executor):
         super().__init__(federation, store)
         self._here, self._number, self._warn = here, number, warn
         self._workers: list[Worker] = []
+        self._cpu_seconds = 0.0
+
+    def cpu_seconds(self) -> float:
+        taken, self._cpu_seconds = self._cpu_seconds, 0.0
+        return taken
 
     def groups(self, clients: Sequence[int]) -> list[Group]:
         return self._here.groups(clients)
@@ -176,6 +185,7 @@ class WorkerPool(Executor):
         if result.error is not None:
             raise RuntimeError(f"in a worker process: {result.error}")
         self.sample_count.add(result.sample_count)
+        self._cpu_seconds += result.cpu_seconds
         for text in result.warnings:
             self._warn(text)
         return result.answers
