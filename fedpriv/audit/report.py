@@ -36,7 +36,7 @@ from fedpriv.plugins import load_inherited
 from fedpriv.processes import die_with_parent
 from fedpriv.recorder.reader import Recorded, is_record
 from fedpriv.samples import Modality
-from fedpriv.simulation.inputs.pairs import PAIR_MODEL
+from fedpriv.simulation.inputs.suits import PAIR_MODEL
 from fedpriv.untrusted import plain_yaml
 
 Say = Callable[[str], object]

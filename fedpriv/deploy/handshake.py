@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import fedpriv
 from fedpriv.agreement import Declared
@@ -25,6 +25,13 @@ from fedpriv.untrusted.names import shortened
 
 HANDSHAKE = "handshake"
 """The name of the run in frames that are sent before there is one."""
+WITHOUT_EFFECT = frozenset(
+    {
+        *("api", "attacks", "audit", "cli", "experiments", "flower", "frontier", "nvflare"),
+        *("plots", "prediction", "recorder", "tracking"),
+    }
+)
+"""Packages on which no message and no state of a deployed run depends: with others of them, runs and clients go on."""
 MAX_CLOCK_DIFFERENCE = 300.0
 """Seconds; certificates, keys and times to live depend on the clocks."""
 _SUGGESTED = re.compile(
@@ -42,13 +49,14 @@ class Facts:
     """All that a client declares about itself and its data.
 
     Attributes:
-        code: version of fedpriv, and the beginning of a hash of its source files.
+        code: its fedpriv (:func:`code_version`).
         time: the client's clock, in seconds since 1970.
         train, test: numbers of samples.
         lacks: the modality that is missing, if the samples are incomplete image-text pairs.
         default_model, suggests: what the data set suggests for config keys that are not set.
         partition: hash of the partition that the client takes its share of; ``None``: its data are its own.
         unscaled: what is to be known of its samples before they can be scaled and coded; ``None``: it is known.
+        covered: what its file requires for its training data, which does not cover fine-tuning before tests.
     """
 
     client: int
@@ -63,6 +71,7 @@ class Facts:
     suggests: Mapping[str, Any] = field(default_factory=dict)
     partition: str | None = None
     unscaled: SampleKind | None = None
+    covered: Literal["epsilon", "secure aggregation"] | None = None
 
     @property
     def samples(self) -> dict[str, int]:
@@ -77,30 +86,46 @@ class Facts:
 
 @cache
 def code_version() -> str:
-    """The version of this fedpriv with a hash of its source files, as different sources may compute different numbers.
-
-    Attacks are left out, as a deployment does not use them.
-    """
+    """The version of this fedpriv, and after a ``+`` a hash of the source files that a run depends on."""
     root = Path(fedpriv.__file__).parent
     digest = hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
-        if file.relative_to(root).parts[0] != "attacks":
+        if file.relative_to(root).parts[0] not in WITHOUT_EFFECT:
             digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
     return f"{version('fedpriv')}+{digest.hexdigest()[:12]}"
 
 
-def check(facts: Sequence[Facts], now: float) -> None:
-    """Check that clients can train together with this server.
+def code_hash(code: str) -> str:
+    """The hash in a :func:`code_version`. Where it is the same, server and clients compute the same, whatever their versions."""
+    return code.rpartition("+")[2]
+
+
+def check_code(code: object, who: str) -> None:
+    """Check that another side of a run computes the same as this one.
+
+    Args:
+        code: its :func:`code_version`, as it says.
+        who: it is, for the message.
+
+    Raises:
+        UsageError: it runs other code.
+    """
+    if not isinstance(code, str) or code_hash(code) != code_hash(code_version()):
+        raise UsageError(
+            f"{who} runs fedpriv {one_line(code)}, and here is fedpriv {code_version()}, which may compute other numbers; "
+            "install the same version on all machines, and start them again"
+        )
+
+
+def check_together(facts: Sequence[Facts]) -> None:
+    """Check that clients can train together.
 
     Args:
         facts: of all clients, in order.
-        now: the server's clock, in seconds since 1970.
 
     Raises:
         UsageError: names the client that differs, and in what.
     """
-    for client in facts:
-        _check_one(client, now)
     first = facts[0]
     for other in facts[1:]:
         _check_same(first, other, "form", "samples of", _form)
@@ -121,11 +146,16 @@ def check(facts: Sequence[Facts], now: float) -> None:
         raise UsageError("no client holds training data")
 
 
-def _check_one(facts: Facts, now: float) -> None:
-    if facts.code != code_version():
-        raise UsageError(
-            f"client {facts.client} runs fedpriv {one_line(facts.code)}, this server {code_version()}; install the same on both"
-        )
+def check_alone(facts: Facts, now: float) -> None:
+    """Check that a client can train with this server, whatever the others are.
+
+    Args:
+        now: the server's clock, in seconds since 1970.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    check_code(facts.code, f"client {facts.client}")
     if abs(facts.time - now) > MAX_CLOCK_DIFFERENCE:
         raise UsageError(f"the clock of client {facts.client} is {facts.time - now:+.0f} s from the server's; set both by NTP")
     _check_suggestions(facts)

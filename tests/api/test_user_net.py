@@ -19,7 +19,7 @@ from fedpriv.attacks.api.user_net import cut
 from fedpriv.cli import main
 from fedpriv.config import load_config
 from fedpriv.deploy.client.request_validation import config_of
-from fedpriv.deploy.server_run import _check_deployable
+from fedpriv.deploy.deployable import deployable
 from fedpriv.errors import FedprivError
 from fedpriv.models import user_net as user_net_module
 from fedpriv.models.net import Net
@@ -303,7 +303,7 @@ def test_cutting_looks_at_other_weights_than_zeros_and_keeps_the_input() -> None
 def test_other_machines_import_nothing_that_a_server_names() -> None:
     config = load_config(None, {"model.name": OWN + "Small"})
     with pytest.raises(fedpriv.UsageError, match="clients import nothing that a server names"):
-        _check_deployable(config)
+        deployable(config)
     with pytest.raises(Refused, match="names something to import"):
         config_of({"config": config.model_dump(mode="json")})
 

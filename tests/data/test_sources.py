@@ -63,8 +63,9 @@ def test_what_the_net_gets_of_pixels() -> None:
 
 def test_pixels_are_of_images(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\ngood,1\nbad,0\n" * 5)
-    with pytest.raises(UsageError, match=r"data\.pixels=raw is for images, and .*a\.csv has none"):
-        load_data(DataConfig(name=str(tmp_path / "a.csv"), pixels="raw"))
+    asked = {"data.name": str(tmp_path / "a.csv"), "data.clients": 2, "data.pixels": "raw", "model.encoder": "tiny"}
+    with pytest.raises(UsageError, match=r"data\.pixels raw is for images, and .*a\.csv holds texts"):
+        build(load_config(None, asked))
 
 
 def test_a_limit_keeps_the_classes_in_proportion_and_the_test_images() -> None:

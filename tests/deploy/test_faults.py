@@ -355,7 +355,9 @@ def test_errors_are_sent_without_paths(tmp_path: Path) -> None:
     assert error.startswith("unknown run") and "secret-place" not in error
     wrong = {"data": {"name": "/etc/passwd-like.csv"}}
     envelope = Envelope()
-    envelope.add({"do": "describe", "config": config("fedavg", **SETTINGS).model_dump(mode="json") | wrong})
+    envelope.add(
+        {"do": "describe", "code": code_version(), "config": config("fedavg", **SETTINGS).model_dump(mode="json") | wrong}
+    )
     missing = client_nodes(tmp_path / "other", config("fedavg", **SETTINGS))[0]
     object.__setattr__(missing.source, "name", str(tmp_path / "secret-place" / "x.csv"))
     error = missing.answer(envelope.frame(run="one")).head["error"]
@@ -394,7 +396,9 @@ def test_unreadable_files_of_registered_data_are_not_named(tmp_path: Path, monke
         (data / "cifar10" / f"{part}.parquet").write_bytes(b"PAR1 and nothing else")
     monkeypatch.setenv("FEDPRIV_DATA", str(data))
     envelope = Envelope()
-    envelope.add({"do": "describe", "config": config("fedavg", **{"data.name": "cifar10"}).model_dump(mode="json")})
+    envelope.add(
+        {"do": "describe", "code": code_version(), "config": config("fedavg", **{"data.name": "cifar10"}).model_dump(mode="json")}
+    )
     error = ClientNode(0, Source(), tmp_path / "state").answer(envelope.frame(run=HANDSHAKE)).error
     assert error == "a file (more in the client's own log)"
 
@@ -594,8 +598,8 @@ class Telling(Loopback):
 
 
 DIFFERS: dict[str, tuple[dict[str, Any], str]] = {
-    "code": ({"code": "0.0.9+abc"}, r"client 2 runs fedpriv 0\.0\.9\+abc, this server 0\.1\.0\+"),
-    "long": ({"code": "\x1b[2J" + "A" * 10**5}, r"client 2 runs fedpriv \\x1b\[2JA{150,300} \.\.\. A+, this server"),
+    "code": ({"code": "0.0.9+abc"}, r"client 2 runs fedpriv 0\.0\.9\+abc, and here is fedpriv 0\.1\.0\+"),
+    "long": ({"code": "\x1b[2J" + "A" * 10**5}, r"client 2 runs fedpriv \\x1b\[2JA{150,300} \.\.\. A+, and here is"),
     "clock": ({"time": 0.0}, r"the clock of client 2 is -\d+ s from the server's"),
     "shape": ({"form": {"shape": [3, 32, 32]}}, r"client 2 has samples of images of 3x32x32, client 0 images of 1x8x8"),
     "classes": ({"classes": ["cat", "dog"]}, r"client 2 has the classes 2, with 'cat', client 0 10"),

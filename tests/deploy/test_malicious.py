@@ -17,6 +17,7 @@ from fedpriv.deploy.client.client_node import ClientNode
 from fedpriv.deploy.client.request_validation import config_of
 from fedpriv.deploy.client.source import Source
 from fedpriv.deploy.frames import Envelope, Frame
+from fedpriv.deploy.handshake import code_version
 from fedpriv.deploy.remote_clients import RemoteClients
 from fedpriv.files import load_json, save_json
 from fedpriv.server.clients import Instruction
@@ -299,7 +300,7 @@ def test_other_clients_cost_a_client_no_memory(tmp_path: Path) -> None:
     def described(clients: int) -> Any:
         envelope = Envelope()
         asked = config("fedavg", **{**SETTINGS, "data.clients": clients}).model_dump(mode="json")
-        envelope.add({"do": "describe", "config": asked})
+        envelope.add({"do": "describe", "code": code_version(), "config": asked})
         return node.answer(envelope.frame(run="handshake")).error
 
     node = ClientNode(3, Source("digits"), tmp_path / "client")
@@ -334,7 +335,7 @@ def test_configs_that_cost_a_client_too_much_are_refused(asked: dict[str, Any], 
 
 def test_a_frame_with_many_requests_is_refused(tmp_path: Path) -> None:
     node = ClientNode(0, Source("digits"), tmp_path / "client")
-    asked = [{"do": "describe", "config": config("fedavg", **SETTINGS).model_dump(mode="json")}]
+    asked = [{"do": "describe", "code": code_version(), "config": config("fedavg", **SETTINGS).model_dump(mode="json")}]
     assert node.answer(Frame({"run": "handshake", "entries": asked * 2})).error is None
     error = node.answer(Frame({"run": "handshake", "entries": asked * 2000})).error
     assert error == "a frame of 2000 requests; at most 64 are possible"

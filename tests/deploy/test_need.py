@@ -15,7 +15,7 @@ from fedpriv.deploy.client.need import activations
 from fedpriv.deploy.client.requires import Requires
 from fedpriv.deploy.client.source import Source
 from fedpriv.deploy.frames import Frame
-from fedpriv.deploy.handshake import HANDSHAKE
+from fedpriv.deploy.handshake import HANDSHAKE, code_version
 from fedpriv.models.registry import build_model
 from tests.simulation.small import config
 
@@ -26,7 +26,9 @@ def described(folder: Path, requires: Requires, **overrides: Any) -> str | None:
     """The error with which a client of digits answers a config; ``None``: it declares its data."""
     chosen = config("fedavg", **{"data.clients": 2, "train.participation": 1.0, **overrides}).model_dump(mode="json")
     node = ClientNode(0, Source("digits", None, "partition"), folder, requires=requires)
-    error = node.answer(Frame({"run": HANDSHAKE, "entries": [{"do": "describe", "config": chosen}]})).error
+    error = node.answer(
+        Frame({"run": HANDSHAKE, "entries": [{"do": "describe", "code": code_version(), "config": chosen}]})
+    ).error
     assert error is None or node.data.loaded is None
     return error
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from contextlib import closing
@@ -18,7 +21,7 @@ import pytest
 from fedpriv.deploy.client.client_node import ClientNode
 from fedpriv.deploy.client.source import Source
 from fedpriv.deploy.frames import Frame
-from fedpriv.deploy.handshake import HANDSHAKE
+from fedpriv.deploy.handshake import HANDSHAKE, code_version
 from fedpriv.deploy.operation import database, logs
 from fedpriv.deploy.operation.counters import Counters, read_counters
 from fedpriv.deploy.operation.logs import Log
@@ -81,7 +84,7 @@ def test_a_server_s_metrics_are_those_of_its_runs_and_nodes(tmp_path: Path) -> N
 def test_a_client_counts_what_it_answers_and_refuses(tmp_path: Path) -> None:
     counters, chosen = Counters(tmp_path / "counters.json"), config("fedavg", **FEW_STEPS)
     node = ClientNode(0, Source("digits", None, "partition"), tmp_path / "c", counters=counters)
-    describe = {"do": "describe", "config": chosen.model_dump(mode="json")}
+    describe = {"do": "describe", "code": code_version(), "config": chosen.model_dump(mode="json")}
     node.answer(Frame({"run": HANDSHAKE, "entries": [describe]}))
     node.answer(Frame({"run": HANDSHAKE, "entries": [{"do": "steal"}]}))
     counters.save()
@@ -135,19 +138,54 @@ def test_a_database_shrinks_when_no_run_uses_it(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.extra("deploy")
-def test_a_client_s_temporary_folder_is_removed_after_a_kill_and_a_second_process_is_refused(tmp_path: Path) -> None:
-    from fedpriv.deploy.flower.machines import _temporary_folder
+def test_what_a_killed_client_leaves_is_in_its_own_folder_and_removed_at_its_next_start(tmp_path: Path) -> None:
+    from fedpriv.deploy.flower.machines import _private_folder
 
     code = (
-        "import os, sys; from pathlib import Path; from fedpriv.deploy.flower.machines import _temporary_folder\n"
-        "with _temporary_folder(Path(sys.argv[1])) as folder:\n"
+        "import os, sys; from pathlib import Path; from fedpriv.deploy.flower.machines import _private_folder\n"
+        "with _private_folder(Path(sys.argv[1])) as folder:\n"
         "    (folder / 'secret').touch(); print(folder, flush=True); os.kill(os.getpid(), 9)"
     )
     killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False)
     left = Path(killed.stdout.strip())
-    assert (left / "secret").exists() and left.stat().st_mode & 0o777 == 0o700
-    with _temporary_folder(tmp_path) as folder:
-        assert folder.exists() and not left.exists()
-        with pytest.raises(UsageError, match="another process on this machine runs the client"), _temporary_folder(tmp_path):
+    assert left.parent == tmp_path and (left / "secret").exists() and left.stat().st_mode & 0o777 == 0o700
+    with _private_folder(tmp_path) as folder:
+        assert folder == left and not (folder / "secret").exists()
+        with pytest.raises(UsageError, match="another process on this machine runs the client"), _private_folder(tmp_path):
             pass
     assert not folder.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.extra("deploy")
+def test_a_killed_client_command_leaves_nothing_in_the_temporary_folder(tmp_path: Path) -> None:
+    """In a folder whose path would be too long for a socket. Its server is not there, which only its node notices."""
+    from fedpriv.deploy.flower.machines import free_port
+    from fedpriv.deploy.flower.paths import make
+
+    port, temporary = free_port(), tmp_path / "temporary"
+    file = make(tmp_path / ("d" * 100), 1, "127.0.0.1", port, inner_port=port).client_file(0)
+    temporary.mkdir()
+    code = (
+        "import sys; from pathlib import Path; from fedpriv.deploy.flower import machines\n"
+        "machines._await_server = lambda *of: None\n"
+        "with machines.client(Path(sys.argv[1])) as supervisor: supervisor.watch()"
+    )
+    environment, private = {**os.environ, "TMPDIR": str(temporary)}, file.with_suffix("") / "state" / "running"
+
+    secrets = list[bytes]()
+
+    def listening() -> subprocess.Popen[bytes]:
+        process, until = subprocess.Popen([sys.executable, "-c", code, str(file)], env=environment), time.monotonic() + 300
+        while not (private / "local_updates").exists() or (private / "secret").read_bytes() in secrets:
+            assert process.poll() is None and time.monotonic() < until
+            time.sleep(0.2)
+        return process
+
+    for end in (signal.SIGKILL, signal.SIGTERM):
+        process = listening()
+        secrets.append((private / "secret").read_bytes())
+        process.send_signal(end)
+        process.wait(60)
+        assert list(temporary.iterdir()) == [] and private.exists() == (end == signal.SIGKILL)
+    assert len(set(secrets)) == 2 and len(secrets[0]) == 32

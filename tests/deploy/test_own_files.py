@@ -11,7 +11,7 @@ import pytest
 from fedpriv.deploy.client.client_node import ClientNode
 from fedpriv.deploy.client.source import Source
 from fedpriv.deploy.frames import Envelope, Frame
-from fedpriv.deploy.handshake import HANDSHAKE
+from fedpriv.deploy.handshake import HANDSHAKE, code_version
 from fedpriv.errors import UsageError
 from fedpriv.simulation.inputs.unseen import SampleForm
 from tests.data.image_files import pixels, write_folder
@@ -34,7 +34,7 @@ def reports(tmp_path: Path) -> Path:
 def described(tmp_path: Path, source: Source, **asked: Any) -> Frame:
     """What a client answers to a server that asks it to describe its data for such a config."""
     envelope = Envelope()
-    envelope.add({"do": "describe", "config": config("fedavg", **asked).model_dump(mode="json")})
+    envelope.add({"do": "describe", "code": code_version(), "config": config("fedavg", **asked).model_dump(mode="json")})
     return ClientNode(0, source, tmp_path / "state").answer(envelope.frame(run=HANDSHAKE))
 
 

@@ -98,7 +98,7 @@ def test_accuracies_after_fine_tuning_are_not_covered(
 ) -> None:
     strict = client_nodes(tmp_path / "clients", config("fedavg-ft", **settings))
     strict[1].requires = required
-    with pytest.raises(FedprivError, match=rf"client 1 did not agree .* {covers} fine-tuning before tests"):
+    with pytest.raises(FedprivError, match=rf"file of client 1 requires .* {covers} fine-tuning before tests"):
         play_apart(tmp_path / "run", "fedavg-ft", grid=Loopback(strict), **settings)
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from fedpriv.cli import main
 from fedpriv.config import load_config
-from fedpriv.deploy.server_run import with_defaults
+from fedpriv.deploy.deployable import deployable
 from fedpriv.errors import UsageError
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
@@ -174,7 +174,7 @@ def test_a_deployment_refuses_it(tmp_path: Path) -> None:
     from fedpriv.deploy.server_run import start
 
     with pytest.raises(UsageError, match="all data in one place"):
-        start(with_defaults(load_config(None, {"method.name": "pooled"})), tmp_path, *[None] * 5)  # type: ignore[arg-type]
+        start(deployable(load_config(None, {"method.name": "pooled"})), tmp_path, *[None] * 5)  # type: ignore[arg-type]
 
 
 def test_an_audit_says_that_nothing_is_sent(tmp_path: Path) -> None:

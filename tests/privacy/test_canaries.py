@@ -19,7 +19,7 @@ from fedpriv.audit.sentences import canaries as sentences_of
 from fedpriv.cli import main
 from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.config import load_config
-from fedpriv.deploy.server_run import _check_deployable
+from fedpriv.deploy.deployable import deployable
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged, load_tensors
 from fedpriv.methods.base import ServerState
@@ -244,4 +244,4 @@ def test_what_cannot_be_measured_is_refused(simulate: Simulate, changes: dict[st
 def test_a_deployment_has_no_canaries() -> None:
     private = load_config(None, {"privacy.level": "sample", "privacy.noise": 1.0, "privacy.canaries": 10})
     with pytest.raises(UsageError, match="planted in simulations"):
-        _check_deployable(private)
+        deployable(private)

@@ -26,7 +26,7 @@ from fedpriv.deploy.client.request_validation import config_of, last_of, number_
 from fedpriv.deploy.client.requires import Requires
 from fedpriv.deploy.client.source import Source
 from fedpriv.deploy.frames import Envelope, Frame, one_line
-from fedpriv.deploy.handshake import HANDSHAKE, code_version, declared_from_json, first_difference
+from fedpriv.deploy.handshake import HANDSHAKE, check_code, code_hash, code_version, declared_from_json, first_difference
 from fedpriv.deploy.operation.counters import Counters
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_json, save_json, write_atomically
@@ -93,7 +93,9 @@ class ClientNode:
         if run in self._answers and self._answers[run][0] == digest:
             return self._answers[run][1]
         answer = self._answer(frame)
-        if answer.error is None and run != HANDSHAKE:
+        if run == HANDSHAKE:
+            return Frame({**answer.head, "code": code_version()}, answer.parts)
+        if answer.error is None:
             _keep_latest(self._answers, run, (digest, answer))
         return answer
 
@@ -133,8 +135,9 @@ class ClientNode:
 
     def _describe(self, run: str, request: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
         """Declare what the server must know about the data."""
+        check_code(request.get("code"), "the server")
         self.requires.check(config := config_of(request))
-        envelope.add(asdict(self._introduction.describe(config)))
+        envelope.add(asdict(self._introduction.describe(config, self.requires.covered)))
 
     def _measure(self, run: str, request: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
         """Send statistics of the training rows."""
@@ -154,7 +157,7 @@ class ClientNode:
             write_atomically(folder / _ENCODING, message.data)
         samples = request.get("samples")
         if (folder / "setup.json").exists():
-            if load_json(folder / "setup.json") != setup:
+            if _meaning(load_json(folder / "setup.json")) != _meaning(setup):
                 raise FedprivError(f"the setup of run {run} differs from the one that this client has agreed to")
             samples = load_json(folder / "samples.json")
         if not isinstance(samples, dict):
@@ -256,10 +259,7 @@ class ClientNode:
     def _open(self, run: str, setup: Mapping[str, Any], samples: Mapping[str, Any]) -> AgreedRun:
         if self._current is not None and self._current.name == run:
             return self._current
-        if setup.get("code") != code_version():
-            raise UsageError(
-                f"this client runs fedpriv {code_version()}, the server {setup.get('code')}; install the same on both"
-            )
+        check_code(setup.get("code"), f"run {run}")
         config = config_of(setup)
         self.requires.check(config)
         config = config.with_check(self.check_downloads)
@@ -281,7 +281,7 @@ class ClientNode:
                 f"run {run} and has {now['train']} and {now['test']} now; the run needs the data that it began with"
             )
         store = ClientStore(self._folder(run) / "states", hint="make room; until then the run goes on without this client")
-        checksum = hashlib.sha256(json.dumps(setup, sort_keys=True).encode()).hexdigest()
+        checksum = hashlib.sha256(json.dumps(_meaning(setup), sort_keys=True).encode()).hexdigest()
         opened = AgreedRun(run, self.number, config, declared, loaded, store, self._secret(run), checksum)
         self.requires.check_tests(opened.agreement.method)
         if (broadcast := self._kept_broadcast(run)) is not None:
@@ -340,6 +340,11 @@ def _keep_latest(kept: dict[str, Any], run: str, value: object) -> None:
     kept[run] = value
     if len(kept) > MAX_RUNS_KEPT:
         del kept[next(iter(kept))]
+
+
+def _meaning(setup: Mapping[str, Any]) -> dict[str, Any]:
+    """A setup without the version of the code that it was agreed on with, which may change while its hash does not."""
+    return {**setup, "code": code_hash(str(setup.get("code")))}
 
 
 def _check_noise(config: RunConfig, declared: Declared, encoding: Encoding | None) -> None:

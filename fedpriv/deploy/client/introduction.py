@@ -12,11 +12,13 @@ from fedpriv.client.statistics import Respondent
 from fedpriv.config import RunConfig
 from fedpriv.data.statistics.fitting import SampleKind
 from fedpriv.deploy.client.own_data import SEE_LOG, OwnData, PrivateError
+from fedpriv.deploy.client.requires import Protection
 from fedpriv.deploy.handshake import HANDSHAKE, Facts, code_version
 from fedpriv.errors import UsageError
 from fedpriv.noise_source import SecretSource
-from fedpriv.server.statistics import statistics_noise
+from fedpriv.server.statistics import counted_classes, statistics_noise
 from fedpriv.simulation.inputs.statistics import private_statistics
+from fedpriv.simulation.inputs.suits import check_suits, holds
 from fedpriv.simulation.inputs.unseen import SampleForm
 from fedpriv.simulation.setup import lacking_modalities
 from fedpriv.wire import Sealed
@@ -35,8 +37,11 @@ class Introduction:
         self._respondent: tuple[str, Respondent] | None = None
         """By the config of a run that it is asked for."""
 
-    def describe(self, config: RunConfig) -> Facts:
+    def describe(self, config: RunConfig, covered: Protection | None = None) -> Facts:
         """What the server must know about the data.
+
+        Args:
+            covered: as of :class:`~fedpriv.deploy.handshake.Facts`.
 
         Raises:
             UsageError: they cannot be read as the config says, or the run needs more memory than this client allows.
@@ -44,6 +49,10 @@ class Introduction:
         data = self._data
         parts = data.read(config)
         dataset, partition = parts.dataset, parts.partition
+        check_suits(parts.config, holds(dataset), "this client")
+        kind = None if dataset.is_encoded else dataset.kind
+        if kind is not None or counted_classes(config, kind, len(dataset.classes)):
+            self._check_limit(config)
         encoder = data.load(config, None).prepared.encoder if dataset.is_encoded else None
         form = SampleForm.of(dataset, encoder)
         if encoder is None and form.shape is not None:
@@ -64,8 +73,16 @@ class Introduction:
             lacks=lacking_modalities(parts.config).get(data.number),
             suggests=dict(dataset.suggests),
             partition=partition.hash() if data.source.share == "partition" else None,
-            unscaled=None if dataset.is_encoded else dataset.kind,
+            unscaled=kind,
+            covered=covered,
         )
+
+    def _check_limit(self, config: RunConfig) -> None:
+        """Raise :class:`UsageError` if statistics, which the run needs, would show single rows."""
+        if self._data.source.private and config.data.limit is not None and config.privacy.level == "none":
+            raise UsageError(
+                f"data.limit {config.data.limit}: sums over so many of a client's rows and over one less show a row; leave it out"
+            )
 
     def measure(self, config: RunConfig, question: Sealed, classes: Sequence[object]) -> Sealed:
         """Statistics of the training rows.
@@ -78,10 +95,7 @@ class Introduction:
             UsageError: the sums would show single rows.
         """
         data = self._data
-        if data.source.private and config.data.limit is not None and config.privacy.level == "none":
-            raise UsageError(
-                f"data.limit {config.data.limit}: sums over so many of a client's rows and over one less show a row; leave it out"
-            )
+        self._check_limit(config)
         parts, key = data.read(config), config.to_yaml()
         if question.kind == "inquiry" or self._respondent is None or self._respondent[0] != key:
             names = tuple(map(str, classes))

@@ -31,6 +31,8 @@ def check_images(data: DataConfig, requires: Requires) -> None:
     if (side := data.image_size) is None:
         return
     opened = open_data(data)
+    if opened.images is None:
+        return  # of what it is not for, more is said later
     number = len(opened.train_labels) + len(opened.test_labels)
     need = number * _CHANNELS * _DECODED * side**2
     _check(need, requires, f"{number} images of {side} x {side} pixels (data.image_size)")

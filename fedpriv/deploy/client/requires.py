@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
@@ -14,6 +14,10 @@ from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
     from fedpriv.methods.base import Method
+
+
+Protection: TypeAlias = Literal["epsilon", "secure aggregation"]
+"""Of training data, that a client may require."""
 
 
 class Requires(BaseModel):
@@ -49,15 +53,16 @@ class Requires(BaseModel):
     def check_tests(self, method: Method) -> None:
         """Raise :class:`UsageError` if a method fine-tunes before tests, and so its accuracies reveal what a required epsilon or
         secure aggregation should protect."""
-        if (what := self._covering) and any(map(method.adaptation, range(method.context.config.train.rounds + 1))):
+        if (what := self.covered) and fine_tunes_before_tests(method):
             raise UsageError(f"this client's own file requires {what}, and no {what} covers fine-tuning before tests")
 
     @property
-    def _covering(self) -> str:
-        """The required protection of training data, which does not cover the accuracies of tests; empty if there are none."""
+    def covered(self) -> Protection | None:
+        """The required protection of training data, which does not cover the accuracies of tests; ``None``: there is no such
+        protection, or there are no tests."""
         if not self.tests:
-            return ""
-        return "epsilon" if self.epsilon is not None else "secure aggregation" if self.secure_aggregation else ""
+            return None
+        return "epsilon" if self.epsilon is not None else "secure aggregation" if self.secure_aggregation else None
 
     def _lacking(self, config: RunConfig) -> str:
         privacy = config.privacy
@@ -74,8 +79,8 @@ class Requires(BaseModel):
             return f"data.min_level of at least {self.min_level}"
         if self.secure_aggregation and not config.wire.secure_aggregation:
             return "wire.secure_aggregation"
-        if config.eval.split != "test" and self._covering:
-            return f"eval.split test: validation samples are training data, and no {self._covering} covers accuracies on them"
+        if config.eval.split != "test" and self.covered:
+            return f"eval.split test: validation samples are training data, and no {self.covered} covers accuracies on them"
         if (side := config.data.image_size) is not None and side > self.max_image_side:
             return f"data.image_size of at most {self.max_image_side} (requires.max_image_side), and not {side}"
         if self.methods is not None:
@@ -84,6 +89,11 @@ class Requires(BaseModel):
             if config.objective is not None or config.aggregation is not None:
                 return "a method with its own objective and aggregation"
         return ""
+
+
+def fine_tunes_before_tests(method: Method) -> bool:
+    """Whether clients fine-tune a model before they test it, so that accuracies tell of training samples."""
+    return any(map(method.adaptation, range(method.context.config.train.rounds + 1)))
 
 
 @cache

@@ -8,7 +8,6 @@ import math
 import secrets
 import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ from fedpriv.deploy.flower.tls import trusting, wrong_server
 from fedpriv.deploy.operation.database import compact
 from fedpriv.deploy.operation.logs import LogFormat
 from fedpriv.errors import FedprivError, UsageError, first_line
-from fedpriv.files import load_json, save_json
 from fedpriv.untrusted.names import printable, shortened
 from fedpriv.untrusted.proxies import by_proxy, go_direct, proxy_for
 
@@ -38,8 +36,6 @@ POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
 """Environment of the processes that start apps: seconds between checks. A run has one app, a client one for each frame."""
 COUNTERS = "counters.json"
 """File in a client's folder."""
-TEMPORARY = "fedpriv-"
-"""Prefix of the temporary folder of a client's socket and secret."""
 TASKS = "import sys; from pathlib import Path; from fedpriv.deploy.flower.tasks"
 
 
@@ -111,8 +107,8 @@ def client(
     port = settings.port or free_port()
     if settings.port is not None:
         _check_free("127.0.0.1", port, path)
-    with _temporary_folder(folder) as private:
-        address, secret = private / "local_updates", private / "secret"
+    with _private_folder(folder) as private:
+        address, secret = Path(private.name, "local_updates"), private / "secret"  # relative, as a socket's path must be short
         write_secret(secret, secrets.token_bytes(32))
         environment = {"FLWR_HOME": str(folder / "flower"), POLL: "0.1"}
         with Supervisor(folder / "log.txt", folder, environment, log_format) as supervisor:
@@ -134,9 +130,9 @@ def client(
 
 
 @contextmanager
-def _temporary_folder(folder: Path) -> Iterator[Path]:
-    """A block with a temporary folder of mode 700 and a short path, as a socket's must be. One that a killed process of the same
-    client has left is removed.
+def _private_folder(folder: Path) -> Iterator[Path]:
+    """A block with a folder of mode 700 for what the client's processes share: a socket and a secret. What a killed process has
+    left there is removed.
 
     Args:
         folder: of the client.
@@ -144,17 +140,14 @@ def _temporary_folder(folder: Path) -> Iterator[Path]:
     Raises:
         UsageError: another process runs the client.
     """
-    noted, lock = folder / "temporary.json", FileLock(folder / "temporary.lock")
+    lock, private = FileLock(folder / "running.lock"), folder / "running"
     try:
         lock.acquire(timeout=0)
     except Timeout:
         raise UsageError(f"another process on this machine runs the client of {folder}") from None
     with lock:
-        left = load_json(noted).get("path") if noted.exists() else None
-        if isinstance(left, str) and Path(left).name.startswith(TEMPORARY) and Path(left).parent == Path(tempfile.gettempdir()):
-            shutil.rmtree(left, ignore_errors=True)
-        private = Path(tempfile.mkdtemp(prefix=TEMPORARY))
-        save_json(noted, {"path": str(private)})
+        shutil.rmtree(private, ignore_errors=True)
+        private.mkdir(mode=0o700)
         try:
             yield private
         finally:

@@ -48,13 +48,13 @@ class Request:
             seconds: timeout of a client's answer.
 
         Raises:
-            UsageError: an option of the config's method is wrong.
+            UsageError: the run cannot begin, whatever data the clients have.
         """
-        from fedpriv.deploy.server_run import with_defaults
+        from fedpriv.deploy.deployable import deployable
 
         run_dir, paths = run_dir.absolute(), folder.absolute().parent
         relative = run_dir.relative_to(paths) if run_dir.is_relative_to(paths) else run_dir
-        chosen = None if config is None else with_defaults(config).model_copy(update={"run_dir": None}).chosen()
+        chosen = None if config is None else deployable(config).model_copy(update={"run_dir": None}).chosen()
         with FileLock(folder / ".lock"):
             path = folder / f"{run_dir.name}-{1 + max(map(_number, folder.iterdir()), default=0)}.json"
             save_json(path, {"run_dir": str(relative), "config": chosen, "clients": clients, "seconds": seconds})

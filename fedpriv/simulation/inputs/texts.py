@@ -25,7 +25,6 @@ from fedpriv.seeding import global_rng
 from fedpriv.simulation.inputs.cached_features import text_features
 from fedpriv.simulation.inputs.prepared import Prepared, upper
 
-TEXT_MODEL = "transformer"
 DEFAULT_TOKENS = 128
 FEATURES_LR = 0.05
 """Default learning rate on frozen features; 0.01 needs twice the rounds on Banking77."""
@@ -88,14 +87,8 @@ def prepare_texts(config: RunConfig, dataset: Dataset, device: torch.device) -> 
     """Prepare texts.
 
     Raises:
-        UsageError: an option is for images, or an encoder is not available.
+        UsageError: an encoder is not available.
     """
-    for option in ("data.image_only", "data.text_only", "model.backbone"):
-        section, _, name = option.partition(".")
-        if getattr(getattr(config, section), name):
-            raise UsageError(f"{option} is for image-text pairs, and {dataset.name} holds texts alone")
-    if config.data.augment not in (None, "none"):
-        raise UsageError(f"data.augment {config.data.augment} is for images, and {dataset.name} holds texts")
     tokens = tokenised(config, dataset)
     given = config.model.model_fields_set
     config, build = text_net(config, tokens, len(dataset.classes))
