@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedpriv.api.callbacks import Callback, LiveRun
     from fedpriv.api.comparing import compare, gains
     from fedpriv.api.groups import groups
     from fedpriv.api.run import Run, load
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from fedpriv.wire import Payload
 
 __all__ = [
+    "Callback",
     "FedprivError",
+    "LiveRun",
     "Payload",
     "Report",
     "Run",
@@ -43,7 +46,9 @@ __all__ = [
 ]
 
 _WHERE = {
+    "Callback": "fedpriv.api.callbacks",
     "FedprivError": "fedpriv.errors",
+    "LiveRun": "fedpriv.api.callbacks",
     "Payload": "fedpriv.wire",
     "Report": "fedpriv.audit.public",
     "Run": "fedpriv.api.run",

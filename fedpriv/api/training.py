@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -17,6 +17,7 @@ from fedpriv.untrusted.notes import note
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedpriv.api.callbacks import Callback, Callbacks
     from fedpriv.config import RunConfig
     from fedpriv.scores.custom import CustomScores
     from fedpriv.simulation.setup import Federation
@@ -28,6 +29,7 @@ def train(
     *,
     runs_dir: str | os.PathLike[str] = "runs",
     on_round: Callable[[Record], object] | None = None,
+    callbacks: Sequence[Callback] = (),
     profile: bool = False,
     metrics: Mapping[str, Callable[[Tensor, Tensor], float]] | None = None,
     **keys: Unpack[Keys],
@@ -41,6 +43,7 @@ def train(
         config: what the keys are laid over: a config, nested mappings, or a YAML file such as a run's ``config.yaml``.
         runs_dir: the folder that gets the run folder, unless ``run_dir`` names it.
         on_round: called with the record of each round.
+        callbacks: code of your own at five moments of the run, in this order.
         profile: write where the time went into the folder ``profile`` of the run.
         metrics: scores of your own, by name: functions of the predicted probabilities ``(n, C)`` and the labels ``(n,)``, torch
             tensors on the CPU, such as ``lambda p, y: float((p.argmax(1) == y).float().mean())``. Like accuracy, they are
@@ -55,9 +58,22 @@ def train(
         UsageError: a key or a value that cannot be right, before anything is written.
         FedprivError: the run failed; its last checkpoint is whole.
     """
+    from fedpriv.api.callbacks import Callbacks
+
+    hooks = Callbacks(callbacks)
     config = config_of(config, keys, here=True)
     with default_torch():
-        outcome = runs.start(config, Path(runs_dir), _nothing, on_round or _nothing, note, profile, custom=metrics or {})
+        outcome = runs.start(
+            config,
+            Path(runs_dir),
+            hooks.on_start,
+            _both(on_round, hooks),
+            note,
+            profile,
+            custom=metrics or {},
+            on_server=hooks.on_server,
+        )
+        hooks.on_end()
     return Run(outcome.folder)
 
 
@@ -66,6 +82,7 @@ def resume(
     *,
     runs_dir: str | os.PathLike[str] = "runs",
     on_round: Callable[[Record], object] | None = None,
+    callbacks: Sequence[Callback] = (),
     profile: bool = False,
     tracking_uri: str | None = None,
     metrics: Mapping[str, Callable[[Tensor, Tensor], float]] | None = None,
@@ -74,19 +91,23 @@ def resume(
 
     Args:
         run: a run object, a run folder, a run id, or a unique beginning of a folder's name in ``runs_dir``.
-        on_round, profile, metrics: as for :func:`train`.
+        on_round, callbacks, profile, metrics: as for :func:`train`.
         tracking_uri: MLflow store from now on; required if the run folder names a store other than yours.
 
     Raises:
         UsageError: there is no such run, it is finished, or its config or its data have changed.
         ForeignStore: the folder names a store that is neither in ``MLFLOW_TRACKING_URI`` nor beside it.
     """
+    from fedpriv.api.callbacks import Callbacks
     from fedpriv.tracking import settle_store
 
+    hooks = Callbacks(callbacks)
     resumed = load(run, runs_dir)
     settle_store(resumed.folder, tracking_uri)
     with default_torch():
-        runs.resume(resumed.path, _nothing, on_round or _nothing, note, profile, custom=metrics or {})
+        events = hooks.on_start, _both(on_round, hooks), note
+        runs.resume(resumed.path, *events, profile, custom=metrics or {}, on_server=hooks.on_server)
+        hooks.on_end()
     return resumed
 
 
@@ -145,5 +166,10 @@ class Rounds(Iterator[Record]):
         self._folder = folder
 
 
-def _nothing(*of: object) -> None:
-    pass
+def _both(on_round: Callable[[Record], object] | None, hooks: Callbacks) -> Callable[[Record], None]:
+    def call(record: Record) -> None:
+        if on_round is not None:
+            on_round(record)
+        hooks.on_round(record)
+
+    return call

@@ -282,6 +282,8 @@ def _rounds(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) ->
             "best round on validation data",
             f"{best['round']} of {summary['rounds']}: {plain(score, best['score'])} {score.title}",
         )
+    if (by := summary.get("ended_by")) is not None:
+        yield "ended early", f"after round {summary['rounds']}, by {'train.patience' if by == 'patience' else 'a callback'}"
     yield "time", f"{summary['seconds']:.1f} s for {summary['rounds']} round{'s' * (summary['rounds'] != 1)}"
     if (payloads := summary["payloads"])["files"]:
         size = f"{decimal(payloads['bytes'])} in {payloads['files']} files"

@@ -56,6 +56,8 @@ class Server:
         canaries: the run's canaries, if there are any.
         taps: called with (direction, message) for every message that crosses, in either direction.
         on_answer: called as clients answer, with the number of participants that have answered, and of all participants.
+        on_participants: called before clients train, with the round and its participants.
+        end_requested: whether the run ends as soon as a round is evaluated, and is then finished.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Server:
         self.meter = ByteMeter()
         self.taps: list[Tap] = [self.meter]
         self.on_answer: Callable[[int, int], None] | None = None
+        self.on_participants: Callable[[int, Sequence[int]], None] | None = None
         self._payloads = PayloadKeeper(folder, self.config)
         with folder.writing("the checkpoints"):
             self.checkpoints = Checkpoints(folder.checkpoints, self.config.fingerprint(), clients)
@@ -91,7 +94,9 @@ class Server:
         self.state = ServerState(agreement.initial)
         self._opened_sum: tuple[int, ...] | None = None
         """The clients of a secure sum that was opened for the present model but gave no new one; ``None``: there is none."""
-        self.stop_requested = False
+        self.stop_requested = self.end_requested = False
+        self._scored = False
+        """Whether the last round was evaluated."""
 
     # --- the rounds --------------------------------------------------------------------------------------------------
 
@@ -155,8 +160,9 @@ class Server:
 
     @property
     def is_done(self) -> bool:
-        """Whether the run has done its last round: that of ``train.rounds``, or of ``train.patience``."""
-        return self.progress.round == self.config.train.rounds or self._best.is_out_of_patience
+        """Whether the run has done its last round: that of ``train.rounds``, of ``train.patience``, or of ``end_requested``."""
+        ends = self._best.is_out_of_patience or (self.end_requested and self._scored)
+        return self.progress.round == self.config.train.rounds or ends
 
     def run_round(self) -> dict[str, Any]:
         """Run the next round, commit its checkpoint, and return its record."""
@@ -164,6 +170,9 @@ class Server:
         self.profile.begin(round)
 
         participants = self.participants(round)
+        if self.on_participants is not None:
+            self.on_participants(round, participants)
+            torch.set_num_threads(self.config.threads)  # which it may have changed
         download = self._download(round)
         arrivals = self._collect(round, participants, download)
         updates = self._updates(round, arrivals)
@@ -178,7 +187,8 @@ class Server:
         record.metrics |= self.clients.measured()
         if self.is_private:
             record.metrics["epsilon"] = self.ledger.epsilon
-        if self._is_scored(round):
+        self._scored = self._is_scored(round)
+        if self._scored:
             with self.profile("evaluation"):
                 evaluation = self.scorer.score(self.state, self.progress.clients, round, outcome.uploads)
                 record.add_scores(evaluation, self.scorer.untested, self.warn)
@@ -330,6 +340,8 @@ class Server:
 
     def _is_scored(self, round: int) -> bool:
         """Whether the state is evaluated after this round."""
+        if self.end_requested:
+            return True
         last_rounds = round > self.config.train.rounds - self.config.eval.last
         return last_rounds or round % self.config.eval.every == 0
 

@@ -83,6 +83,7 @@ def write_results(
             "dataset": config.data.name,
             "seed": config.seed,
             "rounds": progress.round,
+            **_ended_early(server),
             "accuracy": protocols["last_rounds_client_mean"],
             "accuracy_per_client": per_client,
             "metric": metric.name,
@@ -164,6 +165,13 @@ def _save_model(server: Server, row: Tensor, file: Path) -> None:
     roles = ROLES if method.pools else method.shared
     constants = {name: tensor for name, tensor in server.agreement.constants.items() if name.partition(".")[0] in roles}
     save_tensors(file, {**server.agreement.space.unpack(row, method.server_names), **constants})
+
+
+def _ended_early(server: Server) -> dict[str, str]:
+    """``ended_by``: what ended the run before the last round of its config: ``train.patience``, or a callback."""
+    if server.progress.round == server.config.train.rounds:
+        return {}
+    return {"ended_by": "callback" if server.end_requested else "patience"}
 
 
 def _best(server: Server, records: Sequence[dict[str, Any]], metric: Score) -> dict[str, Any]:

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 OnStart = Callable[[Federation, RunFolder], None]
 OnRound = Callable[[dict[str, Any]], object]
+OnServer = Callable[[Server], None]
+"""Called with the server of a run before its first round."""
 OnAnswer = Callable[[int, int], None]
 """Called within a round with the number of participants that have answered, and of all participants."""
 Warn = Callable[[str], None]
@@ -75,6 +77,7 @@ def start(
     profiled: bool = False,
     on_answer: OnAnswer | None = None,
     custom: CustomScores = MappingProxyType({}),
+    on_server: OnServer | None = None,
 ) -> Outcome:
     """Start a new run, and run it to its end (or to Ctrl-C).
 
@@ -87,12 +90,15 @@ def start(
         profiled: write a profile of the rounds (:mod:`fedpriv.spans`).
         on_answer: called as clients answer.
         custom: scores of the user's own.
+        on_server: called with the server before the run begins.
 
     Raises:
         UsageError: the config cannot be right; nothing was written.
         FedprivError: the run failed; its folder says ``failed`` and its last checkpoint is whole.
     """
-    rounds = start_by_round(config, runs_dir, on_start, warn, profiled, patient=True, on_answer=on_answer, custom=custom)
+    rounds = start_by_round(
+        config, runs_dir, on_start, warn, profiled, patient=True, on_answer=on_answer, custom=custom, on_server=on_server
+    )
     return _run_all(rounds, on_round)
 
 
@@ -105,6 +111,7 @@ def start_by_round(
     patient: bool = False,
     on_answer: OnAnswer | None = None,
     custom: CustomScores = MappingProxyType({}),
+    on_server: OnServer | None = None,
 ) -> Rounds[Outcome]:
     """As :func:`start`, as a generator that runs one round at a time.
 
@@ -119,7 +126,8 @@ def start_by_round(
     check_reachable(federation.config.executor)
     with RunFolder.begin(federation.config, runs_dir) as folder, folder.in_memory():
         _describe(federation, folder, custom)
-        return (yield from _run(federation, folder, on_start, warn, began if profiled else None, patient, on_answer, custom))
+        since = began if profiled else None
+        return (yield from _run(federation, folder, on_start, warn, since, patient, on_answer, custom, on_server))
 
 
 def resume(
@@ -131,6 +139,7 @@ def resume(
     executor: Mapping[str, Any] = MappingProxyType({}),
     on_answer: OnAnswer | None = None,
     custom: CustomScores = MappingProxyType({}),
+    on_server: OnServer | None = None,
 ) -> Outcome:
     """Resume a killed or interrupted run from its last complete checkpoint; bit for bit as if it had not been interrupted.
 
@@ -138,7 +147,7 @@ def resume(
         profiled: as for :func:`start`; the profile covers the rounds that are run now.
         executor: ``workers``, ``ray_address`` and ``ray_workers``, on which no number depends; without ``workers``, as in the
             config.
-        on_answer, custom: as for :func:`start`.
+        on_answer, custom, on_server: as for :func:`start`.
 
     Raises:
         UsageError: there is no run, another process is running it, or its config or its data were changed.
@@ -171,7 +180,7 @@ def resume(
         if lost := sorted(set(folder.facts.get("custom_scores", ())) - custom.keys()):
             warn(f"{', '.join(lost)} is not measured any more: fedpriv.resume(..., metrics=...) takes the functions again")
         since = began if profiled else None
-        return _run_all(_run(federation, folder, on_start, warn, since, True, on_answer, custom), on_round)
+        return _run_all(_run(federation, folder, on_start, warn, since, True, on_answer, custom, on_server), on_round)
 
 
 def _describe(federation: Federation, folder: RunFolder, custom: CustomScores) -> None:
@@ -237,12 +246,15 @@ def _run(
     patient: bool,
     on_answer: OnAnswer | None,
     custom: CustomScores,
+    on_server: OnServer | None,
 ) -> Rounds[Outcome]:
     for note in federation.prepared.notes:
         warn(note)
     profile = UNTIMED if profiled_since is None else _profile(federation, profiled_since)
     simulation = Simulation(federation, folder, warn, profile, custom)
     simulation.on_answer = on_answer
+    if on_server is not None:
+        on_server(simulation)
 
     def results() -> dict[str, Any]:
         confusion = partial(_confusion, simulation)

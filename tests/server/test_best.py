@@ -84,7 +84,7 @@ def test_what_does_not_go_with_patience(tmp_path: Path, method: str, overrides: 
 def test_a_run_ends_when_no_better_round_comes(tmp_path: Path) -> None:
     outcome = play(tmp_path / "run", "fedavg", **IMPATIENT)
     assert outcome.summary is not None
-    assert outcome.summary["rounds"] == 3
+    assert (outcome.summary["rounds"], outcome.summary["ended_by"]) == (3, "patience")
     assert outcome.folder.facts["status"] == "finished"
     best = fedpriv.load(tmp_path / "run").best
     assert best is not None
