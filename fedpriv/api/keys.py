@@ -33,6 +33,7 @@ KEYS = {
     "local_epochs": "train.local_epochs",
     "batch_size": "train.batch_size",
     "lr": "train.lr",
+    "lr_schedule": "train.lr_schedule",
     "dp": "privacy.level",
     "noise": "privacy.noise",
     "clip": "privacy.clip",
@@ -79,12 +80,13 @@ class Keys(TypedDict, total=False):
     encoder: str | None
     tune: Literal["full", "lora", "head"] | None
     selection: Literal["uniform", "window", "all", "schedule"] | None
-    optimizer: Literal["sgd", "adam", "adamw"]
+    optimizer: Literal["sgd", "adam", "adamw", "adamax", "nadam", "radam", "rmsprop", "rprop", "adagrad", "adadelta", "asgd"]
     participation: float | None
     rounds: int
     local_epochs: int
     batch_size: int
     lr: float
+    lr_schedule: str | Values | None
     dp: Literal["none", "client", "sample"]
     noise: float | None
     clip: float
