@@ -62,7 +62,8 @@ def phase(*trains: str, epochs: int, steps: int | None = None, lr: float | None 
 
 @dataclass(frozen=True)
 class PhaseResult:
-    """A completed phase: the roles it trained, its number of steps, and its learning rate (after the warm-up)."""
+    """A completed phase: the roles it trained, its number of steps, and its learning rate (after the warm-up, and before
+    ``train.local_lr_schedule``)."""
 
     roles: frozenset[str]
     steps: int
@@ -180,7 +181,7 @@ class Learner(Protocol):
     grad: Tensor
     """The gradient of the last :meth:`backward` or :meth:`differentiate`; defined for the trained roles only."""
     lr: float
-    """Learning rate of the next :meth:`descend`; it rises during a warm-up."""
+    """Learning rate of the next :meth:`descend`; warm-up and ``train.local_lr_schedule`` change it."""
     trains: frozenset[str]
     """The roles that are trained."""
 

@@ -37,7 +37,7 @@ LAYERS = (
     "objectives",
     "interfaces",
     "storage scores",
-    "models data noise_source recorder",
+    "models data noise_source recorder optim",
     "config parameters wire registry plugins files hub processes",
     "untrusted",
     "errors samples seeding spans",

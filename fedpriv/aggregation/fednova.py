@@ -64,10 +64,10 @@ class FedNovaParams(MeanParams):
 class FedNova(Mean):
     """The mean of updates that are normalised by the clients' numbers of local steps.
 
-    ``a_k`` accounts for the client's momentum or its proximal term (such as FedProx's), but not both. For Adam, whose steps are
-    not linear in the gradients, it is the number of steps. Clients that took no step are left out. Buffers are averaged. With
-    uniform weights, a client with few steps can have many times its share: see the effective weights ``p_k tau_eff / a_k`` in the
-    record (``fednova/weight_sum``, ``fednova/weight_max``).
+    ``a_k`` accounts for the client's momentum or its proximal term (such as FedProx's), but not both. For Adam and others, whose
+    steps are not linear in the gradients, it is the number of steps. Clients that took no step are left out. Buffers are
+    averaged. With uniform weights, a client with few steps can have many times its share: see the effective weights
+    ``p_k tau_eff / a_k`` in the record (``fednova/weight_sum``, ``fednova/weight_max``).
     """
 
     paper = "Wang et al., NeurIPS 2020"
@@ -82,10 +82,15 @@ class FedNova(Mean):
 
     def begin(self, update: LocalUpdate) -> None:
         train = self.context.config.train
-        if train.warmup_steps:
+        if train.warmup_steps or train.local_lr_schedule is not None:
+            key = "train.warmup_steps=0" if train.warmup_steps else "train.local_lr_schedule=null"
             raise UsageError(
-                "aggregation fednova: step weights assume a constant learning rate, which train.warmup_steps changes; use "
-                "train.warmup_steps=0"
+                f"aggregation fednova: step weights assume a learning rate that is constant within a local update; use {key}"
+            )
+        if train.optimizer == "sgd" and (not train.heavy_ball or train.carries_steps):
+            key = "no train.optimizer_options" if not train.heavy_ball else "train.keep_optimizer=false"
+            raise UsageError(
+                f"aggregation fednova: step weights are known of plain momentum that begins anew in each round; use {key}"
             )
         if PROXIMAL in update.memo and train.optimizer == "sgd" and train.momentum:
             raise UsageError(

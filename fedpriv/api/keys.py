@@ -34,6 +34,7 @@ KEYS = {
     "local_epochs": "train.local_epochs",
     "batch_size": "train.batch_size",
     "lr": "train.lr",
+    "lr_schedule": "train.lr_schedule",
     "dp": "privacy.level",
     "noise": "privacy.noise",
     "clip": "privacy.clip",
@@ -81,12 +82,13 @@ class Keys(TypedDict, total=False):
     tune: Literal["full", "lora", "head"] | None
     init: str | os.PathLike[str] | None
     selection: Literal["uniform", "window", "all", "schedule"] | None
-    optimizer: Literal["sgd", "adam", "adamw"]
+    optimizer: Literal["sgd", "adam", "adamw", "adamax", "nadam", "radam", "rmsprop", "rprop", "adagrad", "adadelta", "asgd"]
     participation: float | None
     rounds: int
     local_epochs: int
     batch_size: int
     lr: float
+    lr_schedule: str | Values | None
     dp: Literal["none", "client", "sample"]
     noise: float | None
     clip: float

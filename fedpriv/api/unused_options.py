@@ -46,6 +46,11 @@ def _unused_keys(config: RunConfig) -> dict[str, str]:
         unused["train.local_epochs"] = "train.local_steps, which says how long a client trains; leave one of them out"
     if train.optimizer != "sgd":
         unused["train.momentum"] = f"train.optimizer {train.optimizer}; it is that of sgd"
+    elif not train.momentum and train.keep_optimizer:
+        unused["train.keep_optimizer"] = "train.momentum 0, where sgd has nothing to keep"
+    if train.optimizer == "rprop":
+        decays = ("train.weight_decay", "train.weight_decay_bias")
+        unused |= dict.fromkeys(decays, "train.optimizer rprop, which has no weight decay")
     if train.selection in ("all", "schedule") and train.participation != 1.0:
         unused["train.participation"] = f"train.selection {train.selection}, which says itself who takes part; leave it out"
     if config.eval.probe == "none":

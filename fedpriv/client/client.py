@@ -205,7 +205,7 @@ class Client:
             if payload is not None:
                 payload = self.alter(payload, received)
             update.upload = self._sealed(payload, received, update.hidden, update.reported, profile)
-        keeps = method.keep(update)
+        keeps = {**method.keep(update), **update.optimisers}
         if keeps and self.store is not None:
             with profile("checkpoint", client=self.number):
                 self.store.keep(self.number, round, keeps)

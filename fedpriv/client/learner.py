@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from fedpriv.client.model import ClientModel
+from fedpriv.client.sgd import SGD
 from fedpriv.client.teachers import Teachers
 from fedpriv.config import TrainConfig
 from fedpriv.interfaces import CLASS_WEIGHTS, Batch, Learner, Loss, Phase, Step
 from fedpriv.models.net import Outputs
+from fedpriv.optim.by_name import restore, state_of
 from fedpriv.samples import Inputs, split
 
 
@@ -20,8 +22,9 @@ class ModelLearner:
     """A client's model with the optimiser of a phase.
 
     Args:
-        lr: the learning rate, reached after ``warmup`` steps.
+        rates: the learning rate of each step; the last one holds for all further ones.
         unused: parameters that no gradient reaches, and that weight decay and noise do not change either.
+        kept: the state that the optimiser goes on from (:meth:`optimiser_state`); empty: it begins anew.
     """
 
     def __init__(
@@ -29,18 +32,18 @@ class ModelLearner:
         model: ClientModel,
         phase: Phase,
         train: TrainConfig,
-        lr: float,
-        warmup: int = 0,
+        rates: Sequence[float],
         unused: frozenset[str] = frozenset(),
+        kept: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.model, self.row, self.grad, self.lr = model, model.row, model.grad, lr
+        self.model, self.row, self.grad, self.lr = model, model.row, model.grad, rates[0]
         self.trains = phase.trains
         self._clip, self._accumulate, self.half = train.clip_grad_norm, train.accumulate, train.precision == "bfloat16"
         self._grads = [grad for _, _, grad in model.parts(phase.trains, unused)]
-        self._optimiser = model.optimiser(phase.trains, train, lr, unused)
-        self._warmup, self._full_lr, self._steps = warmup, lr, 0
-        if warmup:
-            self._warm()
+        self._optimiser = model.optimiser(phase.trains, train, rates[0], unused)
+        if kept:
+            self._optimiser.restore(kept) if isinstance(self._optimiser, SGD) else restore(self._optimiser, kept)
+        self._rates, self._steps = rates, 0
         model.set_trained(phase.trains)
 
     def differentiate(self, batch: Batch, loss: Loss) -> Tensor:
@@ -78,16 +81,17 @@ class ModelLearner:
         self._optimiser.step()
         self._count()
 
-    def _count(self) -> None:
-        if self._warmup:
-            self._steps += 1
-            self._warm()
+    def optimiser_state(self) -> dict[str, Tensor]:
+        """The optimiser's state, such as momentum or moments, by names of its own."""
+        return self._optimiser.state() if isinstance(self._optimiser, SGD) else state_of(self._optimiser)
 
-    def _warm(self) -> None:
-        """Set the next step's learning rate as ``transformers.get_constant_schedule_with_warmup``; the first step's is 0."""
-        self.lr = self._full_lr * min(1.0, self._steps / self._warmup)
-        for group in self._optimiser.param_groups:
-            group["lr"] = self.lr
+    def _count(self) -> None:
+        """Set the next step's learning rate."""
+        self._steps += 1
+        if self._steps < len(self._rates):
+            self.lr = self._rates[self._steps]
+            for group in self._optimiser.param_groups:
+                group["lr"] = self.lr
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from fedpriv.interfaces import CLASS_WEIGHTS, Loss, Phase, PhaseResult, Private,
 from fedpriv.models.net import Outputs
 from fedpriv.noise_source import RandomSource, SeededSource
 from fedpriv.objectives.cross_entropy import PLAIN
+from fedpriv.optim.rates import rate_of_round, rates_of_steps
 from fedpriv.privacy.canaries import HeldCanaries
 from fedpriv.privacy.ghost import GhostGradients
 from fedpriv.privacy.per_sample import PerSampleGradients
@@ -30,8 +31,13 @@ from fedpriv.samples import Inputs, split, take
 from fedpriv.wire import RandomStream, Sealed
 from fedpriv.wire.coding import decoded
 
-PLAIN_SGD = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "weight_decay_bias": 0.0, "clip_grad_norm": None}
+PLAIN_SGD = {
+    "optimizer": "sgd", "optimizer_options": {}, "momentum": 0.0, "weight_decay": 0.0, "weight_decay_bias": 0.0,
+    "clip_grad_norm": None,
+}  # fmt: skip
 """The options of a plain phase (:attr:`Phase.plain`), whatever the config says."""
+OPTIMISER = "optimizer"
+"""First part of the names of optimisers' states among a client's private state."""
 AUGMENTED_TOGETHER = 256
 """Samples that are augmented at once, if a batch is smaller: an augmentation has a fixed cost per call."""
 
@@ -87,6 +93,8 @@ class ModelLocalUpdate:
         self._phase: Phase | None = None
         self._learner: ModelLearner | None = None
         self._companion: ModelLearner | None = None
+        self._phase_steps = 0
+        self._optimisers: dict[str, Tensor] = {}
         self._has_companion = False
         self._augment = augment
         self._caches = config.train.cache_features and augment is None
@@ -130,7 +138,7 @@ class ModelLocalUpdate:
             if not self._has_companion:
                 other.row.copy_(self.start)
             self._has_companion = True
-            self._companion = self._learner_on(other, self._phase)
+            self._companion = self._learner_on(other, self._phase, self._phase_steps, "companion")
         return self._companion
 
     def embed(self) -> Outputs:
@@ -177,6 +185,7 @@ class ModelLocalUpdate:
                 else:
                     sampling, noise, canaries = (source.noise(*labels, use) for use in ("shuffle", "dp noise", "canaries"))
                     self._train_privately(phase, loss, rule or PLAIN, sampling, augment, noise, canaries)
+            self._keep_optimisers(phase)
         self._phase = None
         self.phase_results.append(PhaseResult(phase.trains, self.steps - before, self._lr(phase)))
         if "encoder" in phase.trains:
@@ -188,7 +197,9 @@ class ModelLocalUpdate:
         smallest = max(self.config.train.min_batch, rule.smallest_batch)
         cached = self._caches and "encoder" not in phase.trains and not rule.uses_companion
         inputs = self._features_now() if cached else self.inputs
-        self._learner = self._learner_on(model, phase)
+        whole, rest = divmod(self.num_examples, size)
+        an_epoch = whole * (size >= smallest) + (rest >= smallest)
+        self._learner = self._learner_on(model, phase, phase.steps or phase.epochs * an_epoch)
         losses: list[tuple[Tensor, int]] = []
         steps, can_train = 0, min(size, self.num_examples) >= smallest
         for epoch in count() if phase.steps and can_train else range(phase.epochs):
@@ -247,16 +258,41 @@ class ModelLocalUpdate:
             return self._augment(samples, augment)
         return samples if samples.image is None else samples._replace(image=self._augment(samples.image, augment))
 
-    def _learner_on(self, model: ClientModel, phase: Phase) -> ModelLearner:
-        # No warm-up in an adaptation: it may be shorter than the warm-up. Per-FedAvg adapts for one step by default.
-        train = self.config.train
+    def _learner_on(self, model: ClientModel, phase: Phase, steps: int, name: str = "model") -> ModelLearner:
+        """A model with a phase's optimiser, which takes so many steps."""
+        # An adaptation has no warm-up: it may be shorter. Per-FedAvg adapts for one step by default.
+        train, lr = self.config.train, self._lr(phase)
+        rates = rates_of_steps(train, lr, steps) if self._purpose == "train" else [lr]
         if phase.plain:
             train = train.model_copy(update=PLAIN_SGD)
-        warmup = train.warmup_steps if self._purpose == "train" else 0
-        return ModelLearner(model, phase, train, self._lr(phase), warmup, self.unused)
+        self._phase_steps, prefix = steps, self._state_prefix(phase, name)
+        kept = {key.removeprefix(prefix): value for key, value in self.private.items() if key.startswith(prefix)}
+        return ModelLearner(model, phase, train, rates, self.unused, kept if self._carries(phase) else None)
+
+    def _carries(self, phase: Phase) -> bool:
+        """Whether a phase goes on with the optimiser of the client's last round (``train.keep_optimizer``)."""
+        return self.config.train.carries_steps and self._purpose == "train" and not phase.plain
+
+    def _state_prefix(self, phase: Phase, name: str) -> str:
+        """Of the names of an optimiser's state: by the roles, as a method's phases may change from round to round."""
+        number = sum(result.roles == phase.trains for result in self.phase_results)
+        return f"{OPTIMISER}/{'+'.join(sorted(phase.trains))}/{number}/{name}/"
+
+    def _keep_optimisers(self, phase: Phase) -> None:
+        for name, learner in (("model", self._learner), ("companion", self._companion)):
+            if learner is not None and self._carries(phase):
+                prefix = self._state_prefix(phase, name)
+                self._optimisers |= {prefix + key: value for key, value in learner.optimiser_state().items()}
+
+    @property
+    def optimisers(self) -> dict[str, Tensor]:
+        """The states of the client's optimisers, for its next local update; empty unless ``train.keep_optimizer``."""
+        if not self.config.train.carries_steps:
+            return {}
+        return {**{key: value for key, value in self.private.items() if key.startswith(f"{OPTIMISER}/")}, **self._optimisers}
 
     def _lr(self, phase: Phase) -> float:
-        return (phase.lr or self.config.train.lr) * self.config.train.lr_decay ** (max(self.round, 1) - 1)
+        return rate_of_round(self.config.train, self.round, phase.lr)
 
     def _train_privately(
         self,
@@ -285,7 +321,7 @@ class ModelLocalUpdate:
         self.spend(rate, steps)
         cached = self._caches and "encoder" not in phase.trains
         inputs = self._features_now() if cached else self.inputs
-        learner = self._learner = self._learner_on(model, phase)
+        learner = self._learner = self._learner_on(model, phase, steps)
         kind = GhostGradients if privacy.clipping == "ghost" else PerSampleGradients
         gradients = kind(
             model.net, model.parameters, self.received, phase, loss, from_features=cached, clip=privacy.clip, memo=self.memo

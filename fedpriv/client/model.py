@@ -17,6 +17,7 @@ from fedpriv.config import TrainConfig
 from fedpriv.interfaces import Batch, Learner, Loss
 from fedpriv.models.net import Outputs
 from fedpriv.objectives.cross_entropy import loss_on
+from fedpriv.optim.by_name import torch_optimiser
 from fedpriv.parameters import ParameterSpace
 from fedpriv.samples import Inputs, split
 
@@ -121,7 +122,7 @@ class ClientModel(ABC):
     def optimiser(self, roles: frozenset[str], config: TrainConfig, lr: float, unused: frozenset[str] = frozenset()) -> Optimiser:
         """A new optimiser over the roles' slices of the row, without the parameters ``unused``."""
         decay = {"weight": config.weight_decay, "bias": config.weight_decay_bias}
-        if config.optimizer == "sgd":
+        if config.heavy_ball:
             parts = [(values, grad, decay[kind]) for kind, values, grad in self.parts(roles, unused)]
             return self._sgd(parts, lr, config.momentum)
         groups = []
@@ -129,9 +130,7 @@ class ClientModel(ABC):
             flat = row.detach()
             flat.grad = grad
             groups.append({"params": [flat], "weight_decay": decay[kind]})
-        if config.optimizer == "adamw":
-            return torch.optim.AdamW(groups, lr=lr, fused=True)
-        return torch.optim.Adam(groups, lr=lr, fused=True)
+        return torch_optimiser(config, groups, lr, fused=True)
 
     def _sgd(self, parts: Sequence[tuple[Tensor, Tensor, float]], lr: float, momentum: float) -> SGD:
         """SGD over slices of the row: values, gradient and weight decay."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -28,6 +28,16 @@ class SGD:
         self._momentum = momentum
         # With zeros, the first velocity is the gradient, as in torch.
         self._parts = [(values, grad, torch.zeros_like(values) if momentum else None, decay) for values, grad, decay in parts]
+
+    def state(self) -> dict[str, Tensor]:
+        """The velocities by number of their part, as :func:`fedpriv.optim.by_name.state_of` names them."""
+        return {f"{at}/momentum_buffer": velocity for at, (_, _, velocity, _) in enumerate(self._parts) if velocity is not None}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from the velocities of an earlier :meth:`state`."""
+        for name, velocity in self.state().items():
+            if name in state:
+                velocity.copy_(state[name])
 
     def step(self) -> None:
         """Take one step."""

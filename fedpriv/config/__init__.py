@@ -4,7 +4,8 @@ from fedpriv.config.data import DataConfig, LabelKind, PartitionConfig
 from fedpriv.config.machinery import ExecutorConfig, TrackingConfig
 from fedpriv.config.model import ModelConfig
 from fedpriv.config.reading import assign, filled, laid_over, lay_over, load_config, lookup, parse, parse_assignment, read_yaml
-from fedpriv.config.run import NamedOptions, RunConfig, usual_share
+from fedpriv.config.run import RunConfig, usual_share
+from fedpriv.config.sections import NamedOptions
 from fedpriv.config.training import EvalConfig, TrainConfig
 from fedpriv.config.wire import PrivacyConfig, WireConfig
 

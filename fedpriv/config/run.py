@@ -11,12 +11,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
 from fedpriv.config.data import DataConfig
 from fedpriv.config.machinery import AboutConfig, ExecutorConfig, TrackingConfig
 from fedpriv.config.model import ModelConfig
-from fedpriv.config.sections import Section
+from fedpriv.config.sections import NamedOptions, Section
 from fedpriv.config.training import EvalConfig, TrainConfig
 from fedpriv.config.wire import PrivacyConfig, WireConfig
 from fedpriv.errors import UsageError
@@ -29,17 +29,6 @@ USUAL_PARTICIPANTS = 10
 def usual_share(holders: int) -> float:
     """The share of the clients that take part in a round where none is given, of so many that hold training data."""
     return min(1.0, USUAL_PARTICIPANTS / max(1, holders))
-
-
-class NamedOptions(BaseModel):
-    """A name and its own options; the options are checked by the named thing's ``Params``."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    name: str
-
-    @property
-    def params(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
 
 
 class RunConfig(Section):
@@ -120,8 +109,11 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _shows_its_canaries(self) -> RunConfig:
         if self.privacy.level == "sample" and self.privacy.canaries:
-            if self.train.optimizer != "sgd":
-                raise ValueError("privacy.canaries at sample level are read off the uploads as sums of gradients; optimizer sgd")
+            if not self.train.heavy_ball or self.train.carries_steps:
+                raise ValueError(
+                    "privacy.canaries at sample level are read off the uploads as sums of gradients; optimizer sgd without "
+                    "optimizer_options and without keep_optimizer"
+                )
             if self.wire.secure_aggregation:
                 raise ValueError("privacy.canaries at sample level are read off single uploads; leave secure_aggregation out")
         return self

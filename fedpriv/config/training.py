@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from fedpriv.config.sections import Section
+from fedpriv.config.optimisers import (
+    NOT_ELEMENTWISE,
+    OPTIMISERS,
+    SGD,
+    OptimiserName,
+    OptimiserOptions,
+    optimiser_options,
+    read_schedule,
+)
+from fedpriv.config.sections import NamedOptions, Section
 
 
 class TrainConfig(Section):
@@ -52,8 +70,28 @@ class TrainConfig(Section):
         description="of training's forward and backward passes (torch.autocast); parameters, gradients, the loss, frozen "
         "models and evaluation are in float32 always",
     )
-    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="the clients' optimiser, reset at each phase")
+    optimizer: OptimiserName = Field(
+        "sgd", description="the clients' optimiser in torch.optim; those that are missing here are not elementwise"
+    )
+    optimizer_options: dict[str, Any] = Field(
+        {}, description="its options by torch's names, such as {alpha: 0.9} of rmsprop or {nesterov: true} of sgd"
+    )
+    keep_optimizer: bool = Field(
+        False,
+        description="a client's optimiser goes on in its next round with the state of its last one (momentum, moments), which "
+        "never leaves the client; false: it begins anew at each phase",
+    )
     lr: PositiveFloat = Field(0.01, description="learning rate")
+    lr_schedule: NamedOptions | None = Field(
+        None,
+        description="the learning rate over the rounds: cosine, step, exponential, linear, polynomial or one_cycle with options "
+        "by torch's names, such as cosine:eta_min=1e-4; null: as lr_decay says",
+    )
+    local_lr_schedule: NamedOptions | None = Field(
+        None,
+        description="the same over the steps of each phase of training, from the round's rate on, after the warm-up; adaptation "
+        "before a test has none",
+    )
     warmup_steps: NonNegativeInt = Field(
         0,
         description="steps over which the learning rate rises linearly from 0 (first step) to the full one, in each phase of "
@@ -61,14 +99,14 @@ class TrainConfig(Section):
     )
     lr_decay: float = Field(1.0, gt=0, le=1, description="the learning rate of round t is lr * lr_decay^(t-1)")
     clip_grad_norm: PositiveFloat | None = Field(None, description="bound on the L2 norm of a step's gradient; null: none")
-    momentum: float = Field(0.5, ge=0, lt=1, description="heavy-ball momentum; reset at each phase")
+    momentum: float = Field(0.5, ge=0, lt=1, description="heavy-ball momentum of sgd")
     class_weights: Literal["balanced"] | None = Field(
         None,
         description="balanced: in the cross-entropy a sample weighs n / (C n_c), for n_c of n training samples of all clients in "
         "its one of C classes (as scikit-learn has it, in torch's loss), so that rare classes count as much as frequent ones; "
         "null: all samples weigh the same",
     )
-    weight_decay: NonNegativeFloat = Field(1e-4, description="L2 penalty on weights; adamw: decoupled decay")
+    weight_decay: NonNegativeFloat = Field(1e-4, description="L2 penalty on weights; adamw: decoupled decay; rprop: none")
     weight_decay_bias: NonNegativeFloat = Field(0.0, description="L2 penalty on biases and norm scales")
     cache_features: bool = Field(
         True, description="with a frozen encoder and no augmentation, compute its features once per phase"
@@ -89,6 +127,27 @@ class TrainConfig(Section):
         "client-level DP); null: no bound",
     )
 
+    @field_validator("optimizer", mode="before")
+    @classmethod
+    def _is_elementwise(cls, value: Any) -> Any:
+        if isinstance(value, str) and value in NOT_ELEMENTWISE:
+            raise ValueError(
+                f"{value} {NOT_ELEMENTWISE[value]}, and clients' models are flat rows; use one of {', '.join(OPTIMISERS)}"
+            )
+        return value
+
+    @field_validator("optimizer_options")
+    @classmethod
+    def _are_the_optimisers(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if "optimizer" in info.data:
+            optimiser_options(info.data["optimizer"], value)
+        return value
+
+    @field_validator("lr_schedule", "local_lr_schedule", mode="before")
+    @classmethod
+    def _has_its_options(cls, value: Any) -> Any:
+        return read_schedule(value)
+
     @model_validator(mode="after")
     def _has_batches(self) -> TrainConfig:
         if self.min_batch > self.batch_size:
@@ -102,6 +161,35 @@ class TrainConfig(Section):
         if self.local_steps is not None and 0 < self.local_steps <= self.warmup_steps:
             raise ValueError(f"warmup_steps {self.warmup_steps}: a phase of {self.local_steps} local_steps never reaches its lr")
         return self
+
+    @model_validator(mode="after")
+    def _steps_as_it_says(self) -> TrainConfig:
+        if self.lr_schedule is not None and self.lr_decay != 1:
+            raise ValueError(
+                f"lr_schedule and lr_decay {self.lr_decay:g} both say how the rate changes from round to round; leave lr_decay "
+                f"out, or set lr_schedule=exponential:gamma={self.lr_decay:g}, which is the same"
+            )
+        options = self.options
+        if isinstance(options, SGD) and options != SGD() and (not self.momentum or (options.nesterov and options.dampening)):
+            raise ValueError("optimizer_options of sgd: nesterov or dampening, not both, and with a momentum above 0")
+        if self.optimizer == "rprop" and self.local_lr_schedule is not None:
+            raise ValueError("local_lr_schedule: rprop reads a learning rate at its first step alone; leave the schedule out")
+        return self
+
+    @property
+    def options(self) -> OptimiserOptions:
+        """The optimiser's options, with torch's defaults for those that are not set."""
+        return optimiser_options(self.optimizer, self.optimizer_options)
+
+    @property
+    def heavy_ball(self) -> bool:
+        """Whether steps are those of SGD with at most heavy-ball momentum."""
+        return self.options == SGD()
+
+    @property
+    def carries_steps(self) -> bool:
+        """Whether what a client's optimiser does depends on the client's earlier rounds."""
+        return self.keep_optimizer and (self.optimizer != "sgd" or self.momentum > 0)
 
 
 class EvalConfig(Section):

@@ -20,6 +20,7 @@ from torch import Tensor
 from fedpriv.interfaces import Batch, Context, Learner, LocalUpdate, Loss, params
 from fedpriv.objectives import register
 from fedpriv.objectives.cross_entropy import CrossEntropy
+from fedpriv.optim.rates import decay_of_round
 from fedpriv.seeding import kept_rng
 
 
@@ -110,5 +111,4 @@ def _differentiate(learner: Learner, batch: Batch, loss: Loss) -> Tensor:
 
 def inner_rate(a: float, context: Context, round: int) -> float:
     """The inner rate in a round, which decays as the learning rate does."""
-    decay: float = context.config.train.lr_decay ** (max(round, 1) - 1)
-    return a * decay
+    return a * decay_of_round(context.config.train, round)

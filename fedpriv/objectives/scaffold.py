@@ -67,8 +67,9 @@ class Scaffold(CrossEntropy):
         super().__init__(params, context)
         train = context.config.train
         if params.variate == "II" and (train.optimizer != "sgd" or (train.momentum and not params.plain)):
-            steps = "Adam's steps" if train.optimizer != "sgd" else f"steps with momentum {train.momentum:g}"
-            plain = "train.optimizer=sgd and " if train.optimizer != "sgd" else ""
+            steps, plain = f"steps with momentum {train.momentum:g}", ""
+            if train.optimizer != "sgd":
+                steps, plain = f"{train.options.torch_name}'s steps", "train.optimizer=sgd and "
             raise UsageError(
                 f"objective scaffold: variate II assumes plain SGD, but this run has {steps}; "
                 f"use variate=mean (the same for plain SGD), or {plain}train.momentum=0"
@@ -142,9 +143,9 @@ class Scaffold(CrossEntropy):
         return update.private.get(_private_name(name), torch.zeros_like(self.context.space.view(update.start, name)))
 
     def _decay(self, update: LocalUpdate) -> Tensor:
-        """The weight decay of each entry ``(p,)``; zero under AdamW, where it is not part of the gradient."""
+        """The weight decay of each entry ``(p,)``; zero where it is not part of the gradient, as under AdamW."""
         train, row = self.context.config.train, torch.zeros_like(update.start)
-        if train.optimizer == "adamw":
+        if not train.options.decays_in_gradient:
             return row
         for entry in self.context.space.entries:
             if entry.kind != "buffer":

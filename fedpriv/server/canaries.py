@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedpriv.agreement import Agreement
 from fedpriv.methods.base import ServerState
+from fedpriv.optim.rates import rate_of_round, rates_of_steps
 from fedpriv.privacy.canaries import Canaries, log_ratio
 from fedpriv.server.sampling import poisson_sample
 from fedpriv.wire.coding import Upload
@@ -97,23 +98,32 @@ class SampleCanaries(PlantedCanaries):
                 if name in sent
             }
             (_, rate, _), steps = charges[0], sum(steps for _, _, steps in charges)
-            gain = sum(lr * steps * mean_gain(steps, config.train.momentum) for lr, _, steps in charges) / steps
+            gain = sum(lr * steps * self._mean_gain(lr, steps) for lr, _, steps in charges) / steps
+            if not gain:  # the only step is the first of a warm-up
+                continue
             units = rate * report_of[client].num_examples / (gain * config.privacy.clip)
             seen = -self.products(moved)[held] * units
             self.scores[held] += log_ratio(seen, config.privacy.noise or 0.0, rate, steps)
+
+    def _mean_gain(self, lr: float, steps: int) -> float:
+        """:func:`mean_gain` of a phase, in units of its learning rate."""
+        train = self.config.train
+        return mean_gain([rate / lr for rate in rates_of_steps(train, lr, steps)], train.momentum)
 
     def _charges(self, round: int, report: Report) -> list[tuple[float, float, int]]:
         """(learning rate, sampling rate, steps) of the phases that train what is sent."""
         train, space = self.config.train, self.canaries.space
         roles = {entry.role for entry in space.entries}
         phases = zip(self.agreement.method.phases(round), report.spent, strict=True)
-        decayed = train.lr_decay ** (round - 1)
-        return [((phase.lr or train.lr) * decayed, *spent) for phase, spent in phases if roles & phase.trains]
+        return [(rate_of_round(train, round, phase.lr), *spent) for phase, spent in phases if roles & phase.trains]
 
 
-def mean_gain(steps: int, momentum: float) -> float:
+def mean_gain(rates: Sequence[float], momentum: float) -> float:
     """Mean over the steps of how far a step's gradient moves the model by the end of the update, momentum included.
 
-    In units of the learning rate times the gradient, so 1 without momentum.
+    In units of the gradient, so the mean learning rate without momentum.
+
+    Args:
+        rates: the learning rate of each step.
     """
-    return fmean((1 - momentum ** (steps - step)) / (1 - momentum) for step in range(steps))
+    return fmean(rate * ((1 - momentum ** (step + 1)) / (1 - momentum)) for step, rate in enumerate(rates))

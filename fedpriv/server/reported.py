@@ -14,7 +14,7 @@ _RESERVED = frozenset(
     {
         *("untrained", "round", "participants", "dropped", "refused", "missing", "too_few_uploads", "not_finite"),
         *("summed", "sum_error", "untested", "padding", "seconds", "epsilon", "train_loss", "test_loss", "bytes_up"),
-        *("bytes_down", "bytes_up_tests", "bytes_down_tests", "total_bytes_up", "total_bytes_down"),
+        *("lr", "bytes_down", "bytes_up_tests", "bytes_down_tests", "total_bytes_up", "total_bytes_down"),
         *("accuracy_fresh_head", "accuracy_before_merge"),
         *SCORES,
         # The last is of MLflow, as are the following: names that differ by more than a slash there.

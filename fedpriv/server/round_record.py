@@ -29,14 +29,19 @@ class RoundRecord:
     per_client: Mapping[str, list[float | None]] = field(default_factory=dict)
     clients: dict[str, Any] = field(default_factory=dict)
 
-    def add_training(self, arrivals: Arrivals, updates: LocalUpdates, outcome: Outcome, missing: Mapping[int, str]) -> None:
+    def add_training(
+        self, arrivals: Arrivals, updates: LocalUpdates, outcome: Outcome, missing: Mapping[int, str], lr: float | None = None
+    ) -> None:
         """Add the counts of answers, the means of what clients report, and the metrics of the merge.
 
         Args:
+            lr: the learning rate of the round, if it changes from round to round.
             missing: clients that gave no answer, with reasons.
         """
         metrics = self.metrics
         metrics["participants"] = len(arrivals.asked)
+        if lr is not None:
+            metrics["lr"] = lr
         metrics["dropped"] = sum(report.diverged for report in arrivals.reports.values())
         if untrained := sum(report.untrained for report in arrivals.reports.values()):
             metrics["untrained"] = untrained

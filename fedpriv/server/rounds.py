@@ -14,6 +14,7 @@ from fedpriv.agreement import Agreement
 from fedpriv.config import RunConfig, lookup
 from fedpriv.errors import ClientDiverged, UploadRefused
 from fedpriv.methods.base import ServerState
+from fedpriv.optim.rates import rate_of_round
 from fedpriv.privacy.ledger import ALL_CLIENTS, Ledger, Randomness
 from fedpriv.secure.protocol_checks import check_summed, label_of
 from fedpriv.server.arrivals import Arrivals
@@ -183,7 +184,7 @@ class Server:
         self._adopt(round, outcome, updates.reports)
 
         record = RoundRecord(round)
-        record.add_training(arrivals, updates, outcome, self.clients.missing())
+        record.add_training(arrivals, updates, outcome, self.clients.missing(), self._rate(round))
         record.metrics |= self.clients.measured()
         if self.is_private:
             record.metrics["epsilon"] = self.ledger.epsilon
@@ -337,6 +338,13 @@ class Server:
             self.progress.clients |= dict.fromkeys(keepers, round)
         else:
             self.clients.forget((client, round) for client in keepers)
+
+    def _rate(self, round: int) -> float | None:
+        """The learning rate of a round, of a method with several phases that of the first; ``None``: all rounds have the same."""
+        train = self.config.train
+        if train.lr_schedule is None and train.lr_decay == 1:
+            return None
+        return rate_of_round(train, round, next((phase.lr for phase in self.agreement.method.phases(round)), None))
 
     def _is_scored(self, round: int) -> bool:
         """Whether the state is evaluated after this round."""

@@ -12,6 +12,7 @@ from fedpriv.defenses import build_transforms
 from fedpriv.defenses.stage import Stage
 from fedpriv.errors import UsageError
 from fedpriv.models.net import Net
+from fedpriv.optim.rates import check_rates
 from fedpriv.privacy.accountant import Plan
 from fedpriv.privacy.plan import SampleHolders, check, with_noise
 from fedpriv.privacy.steps import schedule
@@ -43,6 +44,7 @@ def settle(
     schedule = config.train.schedule if isinstance(config.train.schedule, tuple) else ()
     if strangers := sorted({client for clients in schedule for client in clients} - set(declared.trainable)):
         raise UsageError(f"train.schedule names client {strangers[0]}, which does not exist or holds no training data")
+    check_rates(config.train)
     transforms = build_transforms(config.wire.transforms)
     agreement, net = agree(config, new_net, declared, transforms, device)
     config = agreement.config

@@ -25,7 +25,7 @@ from fedpriv.audit.membership.candidates import candidates
 from fedpriv.audit.membership.label_leaks import infer_labels, label_findings, shadow_labels
 from fedpriv.audit.record import statistics
 from fedpriv.audit.record.base import Message
-from fedpriv.audit.record.earlier_updates import CORRECTED, plain_change
+from fedpriv.audit.record.earlier_updates import CONTINUED, CORRECTED, keeps_state, plain_change
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import single_samples
 from fedpriv.audit.results import Interval, MembershipOutcome, ShadowLabels
@@ -128,12 +128,28 @@ def test_members_behind_corrected_steps_are_not_known(tmp_path: Path) -> None:
         said[method] = rounds._corrected(found, [1, 2])
     assert said == {"scaffold": [2], "fedavg": []} and rounds._corrected(RunRecord(tmp_path / "scaffold"), [1]) == []
     limit = rounds._limit(said["scaffold"])
-    assert rounds._limit([]) is None and str(limit).startswith("in round 2 the clients' gradients had a term")
+    assert rounds._limit([]) is None and str(limit).startswith("in round 2 the clients' steps had a term")
     points = OperatingPoints(400, 400, Area(0.5, 0.45, 0.55), (), {}, ())
     row = MembershipOutcome(attack="LiRA", status=Status("resisted"), round=2, points=points, together=Interval(0.45, 0.55, 1))
     run = built.run(membership=(row,), membership_limit=limit)
     (target,) = conditions("membership_auc<=0.6", "--target")
     assert not target.holds(run) and target.holds(replace(run, membership_limit=None))
+
+
+@pytest.mark.parametrize(("momentum", "goes_on"), [(0.5, True), (0.0, False)])
+def test_a_kept_optimiser_is_not_taken_for_one_that_began_anew(tmp_path: Path, momentum: float, goes_on: bool) -> None:
+    """In the first round it did begin anew, and without momentum there is nothing to keep."""
+    options = {**ALL, "train.rounds": 2, "train.keep_optimizer": True, "train.momentum": momentum}
+    found = evidence(tmp_path / "run", "fedavg", **options)
+    for round, continued in ((1, False), (2, goes_on)):
+        message = found.message(round, 0)
+        seen = found.attacker.observation(message, ThreatModel())
+        assert (seen.schedule is None, seen.zero_gradient_change is None) == (continued, continued)
+        assert seen.control_differences == ((CONTINUED,) if continued else ())
+        assert infer_labels(found, round, 0).limit == (CONTINUED if continued else None)
+        assert found.attacker.observation(message.simulated(dict(message.uploaded)), ThreatModel()).schedule is not None
+    assert rounds._corrected(found, [1, 2]) == ([2] if goes_on else [])
+    assert keeps_state(found) == goes_on
 
 
 def test_the_servers_own_update_is_a_first_one_in_fedmias_control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

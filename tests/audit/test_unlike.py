@@ -64,6 +64,10 @@ def test_what_the_controls_do_not_have_is_named() -> None:
     assert reasons(net=nn.Linear(1, 1).eval(), **{"data.augment": "crop_flip"}) == (), "only training augments"
     (stepped,) = reasons(**{"train.optimizer": "adam"})
     assert "the client's steps were adam's" in stepped
+    (named,) = reasons(**{"train.optimizer": "rmsprop"})
+    assert "the client's steps were rmsprop's" in named
+    (nesterov,) = reasons(**{"train.optimizer_options": {"nesterov": True}})
+    assert "the client's steps were those of SGD with nesterov" in nesterov
     assert reasons(steps=False, **{"train.optimizer": "adam"}) == (), "a gradient that was sent took no step"
     for steps in (True, False):
         (halved,) = reasons(steps=steps, **{"train.precision": "bfloat16"})

@@ -29,7 +29,7 @@ def test_every_key_is_explained_and_its_default_is_the_configs() -> None:
     [
         ("train.lr", "a number above 0", "0.01"),
         ("train.participation", "a number above 0 and at most 1, or null", "null"),
-        ("train.optimizer", "sgd, adam or adamw", "sgd"),
+        ("train.optimizer", "sgd, adam, adamw, adamax", "sgd"),
         ("data.augment", "none, crop_flip", "null"),
         ("wire.secure_aggregation", "true or false", "false"),
         ("eval.probe_fractions", "a list, each a number above 0 and at most 1", "[1.0]"),

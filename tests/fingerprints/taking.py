@@ -106,7 +106,7 @@ def _timeless(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_beside(name: str) -> bool:
     of_server = name.removeprefix("global_") in BESIDE and name != "global_f1_macro"
-    return of_server or name == "accuracy_pooled" or name.startswith(BESIDE)
+    return of_server or name in ("accuracy_pooled", "lr") or name.startswith(BESIDE)
 
 
 def _model(server: Path) -> Tensor:

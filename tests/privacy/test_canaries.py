@@ -76,15 +76,16 @@ def test_the_score_is_the_log_likelihood_ratio(rate: float, steps: int) -> None:
     torch.testing.assert_close(log_ratio(seen, 0.7, rate, steps), expected)
 
 
+@pytest.mark.parametrize("rates", [(1.0, 1.0, 1.0, 1.0), (0.0, 0.5, 1.0, 0.1)])
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_how_far_a_gradient_moves_a_model(momentum: float) -> None:
+def test_how_far_a_gradient_moves_a_model(momentum: float, rates: tuple[float, ...]) -> None:
     moved = 0.0
     for step in range(4):  # the gradient is one in this step, zero in the others
         velocity = 0.0
         for now in range(4):
             velocity = momentum * velocity + (now == step)
-            moved += velocity
-    assert mean_gain(4, momentum) == pytest.approx(moved / 4)
+            moved += rates[now] * velocity
+    assert mean_gain(rates, momentum) == pytest.approx(moved / 4)
 
 
 def test_the_server_clips_a_canary_and_the_model_shows_it(simulate: Simulate) -> None:

@@ -172,11 +172,29 @@ def test_decoupled_decay_is_no_part_of_scaffolds_variates(simulate: Simulate) ->
 def test_warm_up_where_a_method_counts_steps_or_never_ends_it(simulate: Simulate) -> None:
     with pytest.raises(UsageError, match=r"fednova.*train\.warmup_steps=0"):
         simulate("fednova", **{"train.warmup_steps": 2})
+    with pytest.raises(UsageError, match=r"fednova.*train\.local_lr_schedule=null"):
+        simulate("fednova", **{"train.local_lr_schedule": "cosine"})
+    with pytest.raises(UsageError, match=r"fednova.*train\.optimizer_options"):
+        simulate("fednova", **{"train.optimizer_options": {"nesterov": True}})
+    with pytest.raises(UsageError, match=r"fednova.*train\.keep_optimizer=false"):
+        simulate("fednova", **{"train.keep_optimizer": True})
     with pytest.raises(UsageError, match="warmup_steps 5: a phase of 5 local_steps never reaches its lr"):
         load_config(None, {"train.warmup_steps": 5, "train.local_steps": 5})
 
 
-@pytest.mark.parametrize("option", [{"train.warmup_steps": 2}, {"train.optimizer": "adamw"}])
+@pytest.mark.parametrize(
+    "option",
+    quick_first(
+        [
+            {"train.warmup_steps": 2},
+            {"train.optimizer": "adamw"},
+            {"train.optimizer": "rmsprop"},
+            {"train.optimizer_options": {"nesterov": True}},
+            {"train.local_lr_schedule": "cosine"},
+        ],
+        2,
+    ),
+)
 def test_an_attacker_is_told_no_schedule_that_was_not(tmp_path: Path, option: dict[str, Any]) -> None:
     schedules = []
     for number, options in enumerate(({}, option)):

@@ -70,7 +70,7 @@ def results_of_rounds(
     Args:
         failures: round -> why it was not attacked.
         last: the last kept round.
-        corrected: rounds in which clients' gradients had a term from their earlier local updates.
+        corrected: rounds in which clients' steps had a term from their earlier local updates.
     """
     results, refused, blamed = list[Membership](), dict(failures), list[ControlResult]()
     for result in attacked:
@@ -92,8 +92,9 @@ def results_of_rounds(
 
 
 def _corrected(record: RunRecord, rounds: Sequence[int]) -> list[int]:
-    """The rounds in which clients' gradients had a term from their earlier local updates."""
-    if not record.federation.method.objective.corrects:
+    """The rounds in which clients' steps had a term from their earlier local updates: one of an objective, or of a kept
+    optimiser."""
+    if not (record.federation.method.objective.corrects or record.config.train.carries_steps):
         return []
     return [round for round in rounds if any(had_earlier_update(record, round, client) for client in record.whole_clients(round))]
 
@@ -103,7 +104,7 @@ def _limit(corrected: Sequence[int]) -> str | None:
     if not corrected:
         return None
     which = ", ".join(map(str, corrected))
-    return f"in round {which} the clients' gradients had a term from their earlier local updates, which simulated clients lack"
+    return f"in round {which} the clients' steps had a term from their earlier local updates, which simulated clients lack"
 
 
 def _judged(

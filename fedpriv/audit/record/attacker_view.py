@@ -17,6 +17,7 @@ from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, Te
 from fedpriv.attacks.gradients.multistep import noise_gain
 from fedpriv.audit.record.base import PlainChange
 from fedpriv.audit.record.control_differences import control_differences, made_up, trains_otherwise
+from fedpriv.audit.record.earlier_updates import continued
 from fedpriv.audit.record.local_steps import LocalSteps
 from fedpriv.audit.record.shadow_updates import initial_row
 from fedpriv.errors import UsageError
@@ -121,7 +122,8 @@ class AttackerView:
             clipped: ``False``: as if ``train.clip_grad_norm`` had not clipped a gradient.
         """
         train = self._config.train if clipped else self._config.train.model_copy(update={"clip_grad_norm": None})
-        return LocalSteps(train, self._federation.method, message.round, message.of_model, num_examples, message.parts)
+        about = (message.round, message.of_model, num_examples, message.parts, continued(self._record, message))
+        return LocalSteps(train, self._federation.method, *about)
 
     def schedule(self, message: Message, num_examples: int, clipped: bool = True) -> Schedule | None:
         """See :meth:`fedpriv.audit.record.local_steps.LocalSteps.schedule`."""

@@ -35,8 +35,9 @@ def control_differences(
     if config.data.augment not in (None, "none") and net.training and not once:
         altered = f"the client may have trained on several altered copies of each image (data.augment {config.data.augment})"
         clauses.append(f"{altered}, and attacks look for one image behind all of its steps")
-    if steps and config.train.optimizer != "sgd":
-        clauses.append(f"attacks read a change as that of SGD, and the client's steps were {config.train.optimizer}'s")
+    if steps and not (train := config.train).heavy_ball:
+        whose = f"{train.optimizer}'s" if train.optimizer != "sgd" else f"those of SGD with {', '.join(train.optimizer_options)}"
+        clauses.append(f"attacks read a change as that of SGD, and the client's steps were {whose}")
     if config.train.precision != "float32":
         clauses.append(f"the client computed in {config.train.precision} (train.precision), and attacks compute in float32")
     clauses += in_training(net, otherwise)

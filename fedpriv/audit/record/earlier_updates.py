@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from fedpriv.audit.record.base import Message
     from fedpriv.audit.record.run import RunRecord
 
+CONTINUED = (
+    "the client's optimiser went on from earlier rounds (train.keep_optimizer), so that the change is not one of this round's "
+    "gradients alone"
+)
 CORRECTED = "the method added to the client's gradients a term that depends on earlier rounds"
 
 
@@ -28,10 +32,17 @@ def had_earlier_update(record: RunRecord, round: int, client: int) -> bool:
     return any(behind & record.trained_clients(earlier) for earlier in range(1, round))
 
 
+def continued(record: RunRecord, message: Message) -> bool:
+    """Whether the client's optimiser went on from the state of an earlier round, which never left the client."""
+    kept = record.config.train.carries_steps and not message.first_update
+    return kept and had_earlier_update(record, message.round, message.client)
+
+
 def keeps_state(record: RunRecord) -> bool:
     """Whether clients keep state between local updates, which simulated clients lack."""
     method = record.federation.method
-    return bool(method.private_names or method.keeps or any(part.keeps for part in method.parts))
+    by_method = method.private_names or method.keeps or any(part.keeps for part in method.parts)
+    return bool(by_method or record.config.train.carries_steps)
 
 
 def earlier_updates(record: RunRecord, message: Message) -> list[Message]:
@@ -67,7 +78,8 @@ def plain_change(record: RunRecord, message: Message) -> PlainChange:
     except UsageError as reason:
         return PlainChange(change, f"{CORRECTED}, and it cannot be computed, as {reason}", uncorrected=True)
     if not added:
-        return PlainChange(change, _undeclared(record.federation.method.objective))
+        left = CONTINUED if continued(record, message) else _undeclared(record.federation.method.objective)
+        return PlainChange(change, left)
     schedule = None if message.num_examples is None else record.attacker.schedule(message, message.num_examples, clipped=False)
     if schedule is None:
         return PlainChange(change, f"{CORRECTED}, and what it did to the client's steps is not known", uncorrected=True)

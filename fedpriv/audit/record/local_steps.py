@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -13,6 +13,8 @@ from fedpriv.attacks.core.observation import Passes, Schedule
 from fedpriv.config import TrainConfig
 from fedpriv.interfaces import Phase
 from fedpriv.methods import Method
+from fedpriv.optim.by_name import torch_optimiser
+from fedpriv.optim.rates import rate_of_round, rates_of_steps
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class LocalSteps:
         sent: the names of the tensors of the model in the message.
         examples: number of samples behind it.
         parts: of how many clients.
+        continued: whether the client's optimiser went on from earlier rounds, whose gradients are then in its steps, too.
     """
 
     train: TrainConfig
@@ -31,16 +34,18 @@ class LocalSteps:
     sent: Collection[str]
     examples: int
     parts: int
+    continued: bool = False
 
     def schedule(self, plain: frozenset[str]) -> Schedule | None:
         """The SGD steps of the shared layers, by the net's names; ``None`` where a schedule cannot describe them: layers took
-        different numbers of steps, learning rates differ, or the optimiser is not linear in the gradients.
+        different numbers of steps, learning rates differ, or steps are not those of SGD with momentum that began at zero.
 
         Args:
             plain: the tensors without momentum.
         """
         train = self.train
-        if train.optimizer != "sgd" or train.clip_grad_norm is not None or train.warmup_steps or self._alike is None:
+        changes = train.warmup_steps or train.local_lr_schedule is not None
+        if not train.heavy_ball or self.continued or train.clip_grad_norm is not None or changes or self._alike is None:
             return None
         steps, lr = self._alike
         decay = (train.weight_decay, train.weight_decay_bias)
@@ -62,9 +67,10 @@ class LocalSteps:
         ``None``: the number of steps is not known.
         """
         phases = sum(not self._roles.isdisjoint(phase.trains) for phase in self.method.phases(self.round))
-        if self.parts != 1 or phases != 1 or self._alike is None:
+        if self.parts != 1 or phases != 1 or self.continued or self._alike is None:
             return None
-        return partial(_decayed, self.train, *self._alike)
+        steps, lr = self._alike
+        return partial(_decayed, self.train, rates_of_steps(self.train, lr, steps))
 
     def stand_still(self) -> bool:
         """Whether the only step of some layers of the message in each phase is the first step of a warm-up, with rate 0."""
@@ -81,7 +87,7 @@ class LocalSteps:
         rates = {phase.lr or self.train.lr for phase in self.method.phases(self.round)}
         if len(steps) != 1 or len(rates) != 1 or steps == {0}:
             return None
-        return steps.pop(), rates.pop() * self.train.lr_decay ** (self.round - 1)
+        return steps.pop(), rate_of_round(self.train, self.round, rates.pop())
 
     @property
     def _roles(self) -> set[str]:
@@ -105,19 +111,15 @@ class LocalSteps:
         return self.train.batch_size * self.method.objective.batches_per_step * self.parts
 
 
-def _decayed(train: TrainConfig, steps: int, lr: float, start: Tensor) -> Tensor:
-    """The change of weights ``start`` in these steps, if all gradients are zero.
+def _decayed(train: TrainConfig, rates: Sequence[float], start: Tensor) -> Tensor:
+    """The change of weights ``start`` in steps of these rates, if all gradients are zero.
 
     Under Adam the penalty is normalised, so every weight moves by about ``lr`` in every step.
     """
     weights, decay = start.float().clone(), train.weight_decay_bias if start.ndim <= 1 else train.weight_decay
-    optimiser: torch.optim.Optimizer
-    if train.optimizer == "sgd":
-        optimiser = torch.optim.SGD([weights], lr=lr, momentum=train.momentum, weight_decay=decay)
-    else:
-        optimiser = (torch.optim.AdamW if train.optimizer == "adamw" else torch.optim.Adam)([weights], lr=lr, weight_decay=decay)
+    optimiser = torch_optimiser(train, [{"params": [weights], "weight_decay": decay}], rates[0])
     weights.grad = torch.zeros_like(weights)
-    for step in range(steps):
-        optimiser.param_groups[0]["lr"] = lr * min(1.0, step / train.warmup_steps) if train.warmup_steps else lr
+    for lr in rates:
+        optimiser.param_groups[0]["lr"] = lr
         optimiser.step()
     return weights.double() - start.double()

@@ -197,8 +197,9 @@ def as_gradient(record: RunRecord, message: Message, what: str, threat: ThreatMo
         for before in earlier:
             gradients = {name: tensor + before[name] if name in before else tensor for name, tensor in gradients.items()}
         train = record.config.train
+        of_weights, of_biases = (train.weight_decay, train.weight_decay_bias) if train.options.decays_in_gradient else (0.0, 0.0)
         for name, tensor in gradients.items():
-            decay = 0.0 if train.optimizer == "adamw" else train.weight_decay if tensor.ndim > 1 else train.weight_decay_bias
+            decay = of_weights if tensor.ndim > 1 else of_biases
             gradients[name] = tensor - decay * message.received[name] if name in message.received else tensor
     return record.attacker.observation(message, threat, gradients, training=is_change)
 

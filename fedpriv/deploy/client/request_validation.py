@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.config import RunConfig, parse
-from fedpriv.config.run import NamedOptions
+from fedpriv.config.sections import NamedOptions
 from fedpriv.models.text.pretrained import is_local
 from fedpriv.models.user_net import is_user_net
 from fedpriv.wire.message import Refused

@@ -28,15 +28,20 @@ MOST_WORDS = [16] * 24
 
 
 def stepped(lengths: list[int], train: TrainConfig, steps: int) -> tuple[Observation, Tensor]:
-    """The change after steps of torch's Adam or AdamW on all sentences, and the mask of their words ``(V,)``."""
+    """The change after steps of torch's own optimiser on all sentences, and the mask of their words ``(V,)``."""
     observation, ids, labels = message(lengths)
     net = whole(observation)
-    kind = torch.optim.AdamW if train.optimizer == "adamw" else torch.optim.Adam
+    kind = {
+        "adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "rmsprop": torch.optim.RMSprop, "nadam": torch.optim.NAdam
+    }[train.optimizer]  # fmt: skip
     optimiser = kind(net.parameters(), lr=train.lr, weight_decay=train.weight_decay)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     for _ in range(steps):
         optimiser.zero_grad()
         F.cross_entropy(net(ids), labels).backward()
         optimiser.step()
+        if train.local_lr_schedule is not None:
+            scheduler.step()
     change = {name: p.detach() - observation.weights[name] for name, p in net.named_parameters()}
     method: Any = SimpleNamespace(
         phases=lambda round: [phase(epochs=steps)], objective=SimpleNamespace(batches_per_step=1, smallest_batch=1)
@@ -46,12 +51,13 @@ def stepped(lengths: list[int], train: TrainConfig, steps: int) -> tuple[Observa
     return replace(observation, kind="change", shared=change, zero_gradient_change=idle), true
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop", "nadam"])
+@pytest.mark.parametrize("within", [None, "cosine"])
 @pytest.mark.parametrize("decay", [1e-4, 1e-3])
 @pytest.mark.parametrize("lengths", [[8, 6], MOST_WORDS], ids=["few words", "most words"])
-def test_after_adams_steps_with_weight_decay(optimizer: Any, lengths: list[int], decay: float) -> None:
-    """Adam's weight decay moves every row by the learning rate in every step."""
-    train = TrainConfig(optimizer=optimizer, lr=1e-3, weight_decay=decay, batch_size=100)
+def test_after_adaptive_steps_with_weight_decay(optimizer: Any, within: Any, lengths: list[int], decay: float) -> None:
+    """Adam's weight decay moves every row by the learning rate in every step; RMSprop's and NAdam's do alike."""
+    train = TrainConfig(optimizer=optimizer, lr=1e-3, weight_decay=decay, batch_size=100, local_lr_schedule=within)
     seen, true = stepped(lengths, train, steps=4)
     tokens = find_tokens(seen)
     assert torch.equal(tokens.present, true) and tokens.exact

@@ -1,0 +1,1 @@
+"""The clients' optimisers and learning rates, computed by torch's own classes."""
