@@ -258,7 +258,7 @@ def test_each_lie_costs_the_liar_its_round_and_nobody_else_anything(
     peers[0].lie, peers[LIAR].lie = listens, lies
     rounds = len(LIES) + 2
     chosen = {**PLAYED, "train.rounds": rounds, "eval.every": rounds, "eval.last": 1}
-    run = deployment.play("lies", "fedavg", answer=60, **chosen)
+    run = deployment.play("lies", "fedavg", **chosen)
     records = RunFolder.open(run).records()
     for name, record in zip(LIES, records[2:], strict=False):
         _, how, why = LIES[name]
@@ -266,7 +266,6 @@ def test_each_lie_costs_the_liar_its_round_and_nobody_else_anything(
         assert [entry["client"] for entries in found.values() for entry in entries] == ([LIAR] if how else []), (name, found)
         if how:
             assert re.search(why, found[how][0]["reason"]), (name, found)
-    assert all(record["metrics"]["seconds"] < 30 for record in records), "no lie delays a round"
     assert costs.keys() == LIES.keys()
     for name, cost in costs.items():  # with `-s`: the figures of docs/explanation/reliability.md
         print(f"{name}: " + ", ".join(f"{process} {size / MIB:.1f} MiB" for process, size in cost.items()))
@@ -309,7 +308,7 @@ def test_a_run_does_not_begin_with_a_client_that_changes_its_setup(
     deployment, peers = served
     peers[LIAR].lie = lie
     with pytest.raises(FedprivError, match=re.escape(why)):
-        deployment.play(f"changed-{asked_for}-{next(iter(changed))}", "fedavg", answer=60, **PLAYED)
+        deployment.play(f"changed-{asked_for}-{next(iter(changed))}", "fedavg", **PLAYED)
 
 
 def test_a_run_without_a_bound_says_that_any_finite_upload_is_merged(
