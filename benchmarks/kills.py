@@ -61,10 +61,11 @@ class Killer:
         server: supervisor of the server's processes.
         clients: number of a client -> supervisor of its processes.
         spread: largest time in seconds from the end of a round to a kill.
-        left: number of kills to come.
+        left: number of kills to come; 0 once the time is over.
         until: time of the last possible kill.
         after: by process, the seconds from each of its kills to the end of the next round.
         calm: seconds of the rounds without a kill.
+        killed: number of kills.
     """
 
     draw: random.Random
@@ -75,6 +76,7 @@ class Killer:
     until: float
     after: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in PROCESSES})
     calm: list[float] = field(default_factory=list)
+    killed: int = 0
     _spared: dict[tuple[str, int], float] = field(default_factory=dict)
     _due: float | None = None
     _killed: tuple[str, float] | None = None
@@ -115,6 +117,7 @@ class Killer:
         self._spared[which] = time.monotonic() + APART
         self._due, self._killed = None, (name, time.monotonic())
         self.left -= 1
+        self.killed += 1
         print(f"  killed: {name}", file=sys.stderr, flush=True)
         if name == "server app":
             raise AppKilled
@@ -368,13 +371,13 @@ def main() -> None:
             killer = Killer(random.Random(options.seed), supervisors[0], clients, options.spread, options.kills, until)
             change = Change(home, link, supervisors, killer, added, options.kills // 2, options.rounds)
             while killer.left:
-                method, before = METHODS[len(runs) % len(METHODS)], killer.left
+                method, before = METHODS[len(runs) % len(METHODS)], killer.killed
                 await_clients(home, link, look)
                 clients_then = len(home.members.all())
                 config = load_config(None, {"method.name": method, **settings(clients_then, options.rounds)})
                 run_dir = home.runs / f"run-{len(runs)}"
                 lost = play(home, link, run_dir, config, look, killer, change)
-                row: dict[str, Any] = {"method": method, "kills": before - killer.left, "lost": lost}
+                row: dict[str, Any] = {"method": method, "kills": killer.killed - before, "lost": lost}
                 if lost is None:
                     whole = change.made is None
                     place_of = Path(place) / (f"simulated-{method}" if whole else f"again-{len(runs)}")

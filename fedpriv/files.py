@@ -39,21 +39,30 @@ def check_place(folder: Path, hint: str) -> None:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that it has either the old content or the new, even after a power failure."""
-    part = path.with_name(path.name + ".part")
+    write_together({path: data})
+
+
+def write_together(files: Mapping[Path, bytes]) -> None:
+    """Write files, each as :func:`write_atomically` does. If one of them cannot be written, all keep what they have."""
+    parts = {path: path.with_name(path.name + ".part") for path in files}
     try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        for path, data in files.items():
+            with parts[path].open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, part in parts.items():
+            part.replace(path)
     except BaseException:
-        part.unlink(missing_ok=True)
+        for part in parts.values():
+            part.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    for place in {path.parent for path in files}:
+        folder = os.open(place, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -141,3 +141,15 @@ def test_commands_in_the_documents_exist(line: str) -> None:
     while isinstance(command, click.Group):
         command = command.commands[words.pop(0)]
     command.make_context("fedpriv", words)  # parses, and runs nothing
+
+
+def test_files_that_the_documents_name_exist_and_hold_what_they_are_named_for() -> None:
+    """Such as `tests/test_docs.py`, and `commands` in `tests/test_docs.py`."""
+    named = re.compile(r"(?:`(\w+)` in )?`((?:fedpriv|tests|benchmarks|attacks)/[\w/.-]*\w)`")
+    documents = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md"]
+    found = {pair for document in documents for pair in named.findall(document.read_text(encoding="utf-8"))}
+    assert len(found) > 20
+    for name, file in found:
+        if "NAME" not in file:
+            assert (ROOT / file).exists(), file
+        assert not name or re.search(rf"^(?:def |class )?{name}\b", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), name

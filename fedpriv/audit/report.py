@@ -31,7 +31,7 @@ from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run, check
 from fedpriv.audit.text.recovery import audited
 from fedpriv.config import RunConfig, parse
 from fedpriv.errors import FedprivError, UsageError
-from fedpriv.files import Damaged, write_atomically
+from fedpriv.files import Damaged, write_together
 from fedpriv.plugins import load_inherited
 from fedpriv.processes import die_with_parent
 from fedpriv.recorder.reader import Recorded, is_record
@@ -120,7 +120,7 @@ def write(audited: Audited, folder: Path) -> None:
     """Write ``audit.html``, ``audit.md``, ``audit.json`` and the pictures into a folder, and delete the unfinished results in it.
 
     Raises:
-        FedprivError: it cannot be written.
+        FedprivError: it cannot be written; the folder keeps the report that it has, and the unfinished results.
     """
     pages = {
         "audit.json": json.dumps(to_json(audited.audit), indent=1, allow_nan=False).encode(),
@@ -129,13 +129,12 @@ def write(audited: Audited, folder: Path) -> None:
     }
     try:
         (folder / "pictures").mkdir(parents=True, exist_ok=True)
-        for name, picture in audited.pictures.items():
-            write_atomically(folder / "pictures" / name, picture)
-        for name, content in pages.items():
-            write_atomically(folder / name, content)
+        pictures = {folder / "pictures" / name: picture for name, picture in audited.pictures.items()}
+        write_together(pictures | {folder / name: content for name, content in pages.items()})
         shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
     except OSError as error:
-        raise FedprivError(f"cannot write the audit in {folder}: {error.strerror}") from None
+        again = "once it can be, repeat the command, which goes on with what it has finished"
+        raise FedprivError(f"cannot write the audit in {folder}: {error.strerror}; {again}") from None
 
 
 def _modalities(config: RunConfig) -> tuple[Modality, ...]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+import sqlite3
 import ssl
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,26 +111,46 @@ def test_bodies_wait_for_room_and_one_key_leaves_some_for_others() -> None:
 
 
 @pytest.mark.extra("deploy")
-def test_a_reply_in_another_node_s_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_in_another_node_s_name_or_of_many_objects_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from fastapi import HTTPException
     from flwr.proto.fleet_pb2 import PushMessagesRequest
-    from flwr.proto.message_pb2 import Message, Metadata
+    from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
     from flwr.proto.node_pb2 import Node
     from flwr.superlink.servicer.fleet import fleet_handlers
 
-    from fedpriv.deploy.flower.internals import check_senders
+    from fedpriv.deploy.flower.internals import check_replies
 
     passed = list[Any]()
     monkeypatch.setattr(fleet_handlers, "push_messages", lambda request, state: passed.append(request))
-    check_senders()
-    for sender in (7, 8):
-        request = PushMessagesRequest(node=Node(node_id=7), messages_list=[Message(metadata=Metadata(src_node_id=sender))])
-        if sender == 7:
-            fleet_handlers.push_messages(request=request, state=None)  # type: ignore[arg-type]
-        else:
-            with pytest.raises(HTTPException, match="403"):
-                fleet_handlers.push_messages(request=request, state=None)  # type: ignore[arg-type]
-    assert [request.messages_list[0].metadata.src_node_id for request in passed] == [7]
+    check_replies(bounds.MAX_OBJECTS)
+
+    def push(sender: int, *trees: ObjectTree) -> None:
+        message = Message(metadata=Metadata(src_node_id=sender))
+        request = PushMessagesRequest(node=Node(node_id=7), messages_list=[message], message_object_trees=trees)
+        fleet_handlers.push_messages(request=request, state=None)  # type: ignore[arg-type]
+
+    flat = ObjectTree(children=[ObjectTree()] * (bounds.MAX_OBJECTS - 1))
+    push(7, flat)
+    with pytest.raises(HTTPException, match="403"):
+        push(8)
+    for too_many in ([ObjectTree(children=[flat])], [flat, ObjectTree()]):
+        with pytest.raises(HTTPException, match="413"):
+            push(7, *too_many)
+    assert len(passed) == 1
+
+
+@pytest.mark.extra("deploy")
+def test_a_connection_to_the_database_keeps_little_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flwr.supercore import sql_mixin
+
+    from fedpriv.deploy.flower.internals import bound_database
+
+    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", sql_mixin.SQLITE_PRAGMAS)
+    bound_database(bounds.DATABASE_CACHE)
+    with closing(sqlite3.connect(tmp_path / "link.db")) as connection:
+        sql_mixin._set_sqlite_pragmas(connection, None)
+        found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("cache_size", "mmap_size", "journal_mode")]
+    assert found == [-bounds.DATABASE_CACHE // 1024, 0, "wal"]
 
 
 def status_of(pid: int, name: str) -> int:

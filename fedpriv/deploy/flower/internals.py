@@ -12,6 +12,7 @@ from functools import cache
 from http import HTTPStatus
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain, islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -137,13 +138,18 @@ def use_protocol(protocol: type) -> None:
     module.uvicorn = SimpleNamespace(run=run)
 
 
-def check_senders() -> None:
-    """Have the SuperLink refuse replies whose sender, as they say, is not the node that is logged in.
+def check_replies(most: int) -> None:
+    """Have the SuperLink refuse replies in another node's name, and those of too many objects.
 
-    Flower compares the sender with the receiver of the message that is replied to, but not with the login.
+    Flower compares the sender that a reply names with the receiver of the message that is replied to, but not with the login. It
+    notes the objects of a reply in its database before any arrives, in one transaction, during which no other node is served.
+
+    Args:
+        most: number of objects that a reply may have.
     """
     require_flower()
     from fastapi import HTTPException
+    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
     module: Any = import_module("flwr.superlink.servicer.fleet.fleet_handlers")
     push = module.push_messages
@@ -151,6 +157,20 @@ def check_senders() -> None:
     def checked(request: Any, state: Any) -> Any:
         if any(message.metadata.src_node_id != request.node.node_id for message in request.messages_list):
             raise HTTPException(HTTPStatus.FORBIDDEN, "a reply in another node's name")
+        objects = chain.from_iterable(map(iterate_object_tree, request.message_object_trees))
+        if next(islice(objects, most, None), None) is not None:
+            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a reply of more than {most} objects")
         return push(request=request, state=state)
 
     module.push_messages = checked
+
+
+def bound_database(cache: int) -> None:
+    """Have each connection to the SuperLink's database keep a part of it in memory; Flower's keep 64 MB, and map 256 MB more.
+
+    Args:
+        cache: bytes of a connection.
+    """
+    require_flower()
+    module: Any = import_module("flwr.supercore.sql_mixin")
+    module.SQLITE_PRAGMAS = (*module.SQLITE_PRAGMAS, ("cache_size", f"-{cache // 1024}"), ("mmap_size", "0"))

@@ -21,13 +21,15 @@ from flwr.superlink.routers.fleet.node_auth import authenticate_node
 from starlette.datastructures import Headers
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from fedpriv.deploy.flower.internals import add_middleware, check_senders, use_protocol
+from fedpriv.deploy.flower.internals import add_middleware, bound_database, check_replies, use_protocol
 from fedpriv.deploy.operation.bounds import (
+    DATABASE_CACHE,
     HEADER,
     MAX_ANONYMOUS,
     MAX_BODY,
     MAX_CONNECTIONS,
     MAX_IN_FLIGHT,
+    MAX_OBJECTS,
     MAX_OF_A_KEY,
     MAX_OF_AN_ADDRESS,
     PAUSE,
@@ -227,5 +229,6 @@ def run_link(counted: str) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)), hard))
     add_middleware(Guard, counters=Counters(Path(counted)))
     use_protocol(LimitedProtocol)
-    check_senders()
+    check_replies(MAX_OBJECTS)
+    bound_database(DATABASE_CACHE)
     flower_superlink()
