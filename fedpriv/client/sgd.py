@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.optim.sgd import sgd
 
 
 class SGD:
@@ -44,29 +42,34 @@ class SGD:
         step_together([self])
 
 
-Columns = tuple[list[Tensor], list[Tensor], list[Tensor | None]]
-"""Values, gradients and velocities."""
+Columns = tuple[list[Tensor], list[Tensor], list[Tensor]]
+"""Values, gradients and, with momentum, velocities."""
 
 
 def step_together(optimisers: Sequence[SGD]) -> None:
     """Take one step of each optimiser, in one pass through memory for all parts with the same settings."""
-    alike: defaultdict[tuple[float, float, float], Columns] = defaultdict(lambda: ([], [], []))
+    alike: dict[tuple[float, float, float], Columns] = {}
     for optimiser in optimisers:
+        lr, momentum = optimiser.param_groups[0]["lr"], optimiser._momentum
         for value, grad, velocity, decay in optimiser._parts:
-            values, grads, velocities = alike[optimiser.param_groups[0]["lr"], optimiser._momentum, decay]
+            if (settings := (lr, momentum, decay)) not in alike:
+                alike[settings] = ([], [], [])
+            values, grads, velocities = alike[settings]
             values.append(value)
             grads.append(grad)
-            velocities.append(velocity)
+            if velocity is not None:
+                velocities.append(velocity)
     for (lr, momentum, decay), (values, grads, velocities) in alike.items():
-        sgd(
+        # The operation behind torch.optim.sgd.sgd(fused=True), which would sort the tensors by device and dtype first.
+        torch._fused_sgd_(
             values,
             grads,
             velocities,
-            fused=True,
             weight_decay=decay,
             momentum=momentum,
             lr=lr,
             dampening=0.0,
             nesterov=False,
             maximize=False,
+            is_first_step=False,
         )

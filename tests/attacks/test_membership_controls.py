@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from fedpriv.attacks.inference import membership, membership_controls
-from fedpriv.attacks.inference.membership import Array
-from fedpriv.attacks.inference.membership_controls import positive_controls
+from fedpriv.attacks.inference.membership import Array, Use
+from fedpriv.attacks.inference.membership_controls import Kind, kept_controls, positive_controls
+from fedpriv.attacks.lab.control import Control
 from tests.marks import quick_first
 
 KINDS = ("confidence", "row distance", "class centre")
@@ -62,6 +64,19 @@ def test_what_is_broken_fails_and_nothing_else(broken: str, monkeypatch: pytest.
     where, name, instead, expected = BREAKS[broken]
     monkeypatch.setattr(where, name, instead)
     assert {key for key, control in positive_controls(4).items() if not control.passed} == expected
+
+
+def test_they_are_run_once_for_each_budget_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDPRIV_CONTROLS", str(tmp_path))
+    made, asked = once(4, seed=1), list[tuple[int, int]]()
+
+    def counted(shadows: int, seed: int) -> dict[tuple[Kind, Use], Control]:
+        asked.append((shadows, seed))
+        return made
+
+    monkeypatch.setattr(membership_controls, "positive_controls", counted)
+    kept = [kept_controls(*budget) for budget in ((4, 1), (4, 1), (6, 1), (4, 2), (6, 1))]
+    assert asked == [(4, 1), (6, 1), (4, 2)] and all(list(controls.items()) == list(made.items()) for controls in kept)
 
 
 @pytest.mark.slow

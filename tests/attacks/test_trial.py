@@ -76,10 +76,15 @@ class Parts(Task[ImageAttack, Reconstruction, Made]):
         return Made(attacker, inapplicable=reason.reason, controls=reason.controls)
 
 
+def spent_by_controls() -> Reason | None:
+    return Reason("budget spent", "cut") if "controls" in EVENTS else None
+
+
 @pytest.mark.parametrize(
     ("task", "trial", "refuses", "events", "kind"),
     [
         (Parts(), Trial(cut=lambda: Reason("budget spent", "cut")), (), [], "budget spent"),
+        (Parts(), Trial(cut=spent_by_controls), (), ["read", "check", "controls"], "budget spent"),
         (Parts(unreadable=True), Trial(), (), [], "not available"),
         (Parts(each=2), Trial(), (), ["read"], "too many samples"),
         (Parts(schedule=Schedule(lr=0.1, steps=3)), Trial(), (), ["read"], "too many steps"),

@@ -21,7 +21,7 @@ __all__ = ["controls_once", "hardly_any_steps", "one_iteration"]
 def controls_once() -> Iterator[None]:
     """The positive controls of membership inference depend on the number of shadows and the seed alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedpriv.audit.membership.inference.positive_controls", cache(positive_controls))
+        patch.setattr("fedpriv.audit.membership.inference.kept_controls", cache(positive_controls))
         yield
 
 

@@ -180,7 +180,7 @@ def test_an_attack_whose_control_fails_was_not_tried(overfit: RunRecord, monkeyp
         return np.zeros(len(labels))
 
     monkeypatch.setattr(membership_controls, "confidence", broken)
-    inference = "fedpriv.audit.membership.inference.positive_controls"
+    inference = "fedpriv.audit.membership.inference.kept_controls"
     monkeypatch.setattr(inference, membership_controls.positive_controls)  # they are run with what is broken
     result = membership(overfit, 1, overfit.store.clients(1)[:1], shadows=4)
     rows = {ROWS, *(f"{use}, {ROWS}" for use in (LIRA, OFFLINE, FEDMIA))}

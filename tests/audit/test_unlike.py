@@ -17,7 +17,7 @@ from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.attempts import ImageAttempt
 from fedpriv.attacks.lab.control import Control
-from fedpriv.attacks.lab.trial import Attacker
+from fedpriv.attacks.lab.trial import Attacker, Trial
 from fedpriv.attacks.scoring.scores import score
 from fedpriv.audit import sentences
 from fedpriv.audit.images.reconstructions import on_message, on_single_images
@@ -30,6 +30,7 @@ from fedpriv.config import load_config
 from fedpriv.defenses import build_transforms
 from fedpriv.models.net import Net
 from fedpriv.wire import Payload, TransformContext
+from tests.audit.built import CUT
 from tests.simulation.small import FEW_STEPS, play, settings
 
 
@@ -270,6 +271,22 @@ def test_who_fails_on_undefended_messages_of_the_net_too_shows_nothing(passes: b
     assert target.with_doubts(of_one).is_evidence is counts, (
         "of one it reads what reaches the first layer, and that may be nothing"
     )
+
+
+def test_after_the_budget_a_failure_is_not_tried_on_undefended_messages_and_no_evidence() -> None:
+    def control(attacker: Attacker) -> Control | None:
+        raise AssertionError("the budget is spent")
+
+    true = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    target = Target(true, torch.zeros(2, dtype=torch.long), lambda threat: [], title="two", on_same_net=control)
+    made = ImageAttempt(
+        Attacker(image_attacks()["dlg"](), ThreatModel()), reconstruction=FOUND, controls=(Control("positive", True, "", None),),
+        scores=score(torch.full_like(true, 0.5), true, torch.full((2,), -1), torch.zeros(2, dtype=torch.long)),
+    )  # fmt: skip
+    held = target.with_doubts(made, Trial(cut=lambda: CUT))
+    (why,) = held.reasons
+    assert not held.is_evidence and why.kind == "budget spent"
+    assert why.text == f"it was not tried on undefended messages of this net ({CUT})"
 
 
 def test_who_recovers_no_more_than_flat_images_would_is_held_against_the_net_as_well() -> None:

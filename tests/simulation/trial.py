@@ -68,8 +68,8 @@ def play(folder: Path, executor: str, double: bool, rounds: int, **overrides: An
     federation = build(load_config(None, {**SMALL, "executor.name": executor, **together, **quick, **overrides}))
     if double:
         in_float64(federation)
-        train = federation.data.train
-        federation.data.train = lambda client: train(client)._replace(inputs=train(client).inputs.double())  # type: ignore[method-assign, union-attr]
+        train = federation.places.train
+        federation.places.train = lambda client: train(client)._replace(inputs=train(client).inputs.double())  # type: ignore[method-assign, union-attr]
     simulation = Simulation(federation, RunFolder.create(federation.config, folder), lambda text: None)
     simulation.start()
     for _ in range(rounds):

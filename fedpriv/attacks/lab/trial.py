@@ -218,6 +218,8 @@ class Task(Generic[AttackT, Result, AttemptT]):
         controls = self.controls(attacker, first, trial.seed) if trial.controls else ()
         if failed := [control.sentence for control in controls if not control.passed]:
             raise NotTried(Reason("control failed", f"not tried, as a control failed: {failed[0]}"), controls)
+        if (over := trial.cut()) is not None:  # the controls took the rest of it
+            raise NotTried(over, controls)
         results, notes = list[Result | str](), list[Any]()
         for number, part in enumerate(parts):
             try:

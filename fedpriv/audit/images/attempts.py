@@ -10,6 +10,7 @@ from functools import partial
 from itertools import takewhile
 
 from fedpriv.attacks.attack import ImageAttack
+from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.attempts import ImageAttempt, joined
 from fedpriv.attacks.lab.trial import Attacker, NotTried, Trial
@@ -102,13 +103,20 @@ def _one_by_one(
 
 def _controls_at_once(target: Target, attackers: Sequence[Attacker[ImageAttack]], seed: int, say: Say, workers: int) -> None:
     """Run controls side by side; their results are kept (:mod:`fedpriv.attacks.lab.control`), and read before each attack."""
-    calls: list[Callable[[], object]] = []
+    calls, in_time = list[Callable[[], object]](), Trial(seed, partial(spent, say))
     for attacker in attackers:
         with suppress(NotTried):
-            first, _ = target.start(attacker, Trial(seed))
-            calls.append(partial(target.controls, attacker, first, seed))
-    say("controls of the attacks that optimise")
-    forked(calls, workers)
+            first, _ = target.start(attacker, in_time)
+            calls.append(partial(_controls_in_time, target, attacker, first, in_time))
+    if calls:
+        say("controls of the attacks that optimise")
+        forked(calls, workers)
+
+
+def _controls_in_time(target: Target, attacker: Attacker[ImageAttack], first: Sequence[Observation], trial: Trial) -> None:
+    """Run an attacker's controls, unless the budget was spent since others began."""
+    if trial.cut() is None:
+        target.controls(attacker, first, trial.seed)
 
 
 def _stages(first: int, most: int) -> Iterable[int]:

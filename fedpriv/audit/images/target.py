@@ -56,13 +56,13 @@ class Doubts:
     doubt_of_one_step: Callable[[], str | None] = lambda: None
     on_same_net: Callable[[Attacker[Any]], Control | None] = lambda attacker: None
 
-    def with_doubts(self, attempt: AttemptT) -> AttemptT:
+    def with_doubts(self, attempt: AttemptT, trial: Trial | None = None) -> AttemptT:
         """Mark a failed attempt inconclusive if its simulated steps are not the clients', or if it also fails on undefended
         messages of this net.
 
         Closed forms need the control on the same net, too: below a last layer that is still zero, as in many new nets, no
         gradient shows anything, and messages of later rounds may show everything. Attacks of a malicious server do not need this
-        control: they target one class, which the control's samples may not have.
+        control: they target one class, which the control's samples may not have. Once the budget is spent, it is not begun.
         """
         attack = attempt.attacker.attack
         if attempt.reconstruction is None:
@@ -73,6 +73,9 @@ class Doubts:
         if doubt is not None:
             return replace(attempt, reasons=(*attempt.reasons, *difference_reasons([doubt])))
         needs_control = attempt.is_evidence and not attack.is_malicious() and self.failed(attempt)
+        if needs_control and trial is not None and (over := trial.cut()) is not None:
+            reason = Reason(over.kind, f"it was not tried on undefended messages of this net ({over})")
+            return replace(attempt, reasons=(*attempt.reasons, reason))
         return add_same_net_control(attempt, self.on_same_net(attempt.attacker) if needs_control else None)
 
     def failed(self, attempt: Any) -> bool:
@@ -109,7 +112,7 @@ class Target(Doubts, Images):
 
     def judge(self, attacker: Attacker[ImageAttack], mounted: Mounted[Reconstruction], trial: Trial) -> ImageAttempt:
         """The scores, and :meth:`with_doubts`."""
-        attempt = self.with_doubts(super().judge(attacker, mounted, trial))
+        attempt = self.with_doubts(super().judge(attacker, mounted, trial), trial)
         return attempt if mounted.reach is None else replace(attempt, reasons=difference_reasons([mounted.reach.text]))
 
     def failed(self, attempt: ImageAttempt) -> bool:

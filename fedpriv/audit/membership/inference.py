@@ -10,7 +10,7 @@ import numpy as np
 
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference.membership import Use
-from fedpriv.attacks.inference.membership_controls import SURE, Kind, positive_controls, running_statistics_control
+from fedpriv.attacks.inference.membership_controls import SURE, Kind, kept_controls, running_statistics_control
 from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints, area, interval, operating_points
 from fedpriv.audit.membership.epsilon import epsilon_bounds, lower_bounds
@@ -195,7 +195,7 @@ def pooled(
     if REGRESSIONS in kinds and all(np.array_equal(it.scores[REGRESSIONS], it.scores[REGRESSION]) for it in results):
         del kinds[REGRESSIONS]  # no client sent a message in another kept round
     not_tried = _refused(results)
-    must = positive_controls(shadows or FEWEST_SHADOWS, seed)
+    must = kept_controls(shadows or FEWEST_SHADOWS, seed)
     if RUNNING in kinds:
         must[kinds[RUNNING]] = running_statistics_control(seed)
     failed = {name: must[kind].sentence for name, kind in kinds.items() if not must[kind].passed}

@@ -59,7 +59,7 @@ class Target(Doubts, Rows):
 
     def judge(self, attacker: Attacker[RowAttack], mounted: Mounted[RowReconstruction], trial: Trial) -> RowAttempt:
         """The scores, and :meth:`with_doubts`."""
-        attempt = self.with_doubts(super().judge(attacker, mounted, trial))
+        attempt = self.with_doubts(super().judge(attacker, mounted, trial), trial)
         return attempt if mounted.reach is None else replace(attempt, reasons=difference_reasons([mounted.reach.text]))
 
     def failed(self, attempt: RowAttempt) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,11 +54,11 @@ class Layer:
         Raises:
             NotStackable: it is trained, but under another name, like a tied parameter.
         """
+        if (stacked := ctx.tensors.get(f"{self.name}.{name}")) is not None:
+            return stacked
         single: Tensor | None = getattr(self.module, name)
         if single is None:
             return None
-        if (stacked := ctx.tensors.get(f"{self.name}.{name}")) is not None:
-            return stacked
         if single.requires_grad:
             raise NotStackable(f"{self.name}: its {name} is that of another layer too")
         return single.detach().expand(ctx.clients, *single.shape)  # a constant
@@ -110,7 +111,9 @@ class _MatrixProducts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        x, weight = (saved.to(gradient) for saved in ctx.saved_tensors)  # autocast: the product was computed in half precision
+        x, weight = ctx.saved_tensors
+        if x.dtype != gradient.dtype or weight.dtype != gradient.dtype:  # autocast: the product was computed in half precision
+            x, weight = x.to(gradient), weight.to(gradient)
         gradient_of_x = torch.bmm(gradient, weight) if ctx.needs_input_grad[0] else None
         return gradient_of_x, torch.bmm(gradient.transpose(1, 2), x) if ctx.needs_input_grad[1] else None
 
@@ -162,7 +165,7 @@ def _dropout(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
 
 def _unchanged(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
     """Apply a layer without state that acts on each entry or each channel separately."""
-    y: Tensor = layer.module(x)
+    y: Tensor = layer.module.forward(x)  # without hooks, which a stacked net has none of
     return y
 
 
@@ -199,12 +202,16 @@ def to_vectors(x: Tensor, clients: int) -> Tensor:
 
 def by_client(x: Tensor, clients: int) -> Tensor:
     """``(B, K*C, ...)`` -> ``(K, B, C, ...)``."""
-    return x.view(len(x), clients, -1, *x.shape[2:]).transpose(0, 1)
+    return x.view(x.shape[0], clients, -1, *x.shape[2:]).transpose(0, 1)
 
 
 def to_stack(samples: Sequence[Tensor], longest: int) -> Tensor:
     """Stack K batches of images ``(B_k, C, H, W)`` or vectors ``(B_k, d)``, padded with zeros to ``longest`` samples."""
-    padded = [x if len(x) == longest else F.pad(x, (0, 0) * (x.ndim - 1) + (0, longest - len(x))) for x in samples]
+    sizes = [x.shape[0] for x in samples]
+    padded = [
+        x if size == longest else F.pad(x, (0, 0) * (x.ndim - 1) + (0, longest - size))
+        for x, size in zip(samples, sizes, strict=True)
+    ]
     if samples[0].ndim == IMAGES:
         return laid_out(torch.cat(padded, 1))
     return torch.stack(padded)
@@ -225,4 +232,4 @@ def step_of(layer: Layer) -> Callable[[ForwardContext, Tensor], Tensor]:
         raise NotStackable(f"{layer.name}: BatchNorm with a cumulative mean")
     if isinstance(layer.module, nn.Flatten) and (layer.module.start_dim, layer.module.end_dim) != (1, -1):
         raise NotStackable(f"{layer.name}: a flattening of some dimensions only")
-    return lambda ctx, x: form(layer, ctx, x)
+    return partial(form, layer)

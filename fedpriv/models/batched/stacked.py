@@ -123,7 +123,11 @@ def _traced(role: str, module: nn.Module) -> Callable[[ForwardContext, Tensor], 
     def run(ctx: ForwardContext, x: Tensor) -> Tensor:
         values: dict[fx.Node, Tensor] = {}
         for node, step, arguments in steps:
-            values[node] = step(ctx, *(values.get(argument, x) for argument in arguments))
+            first, *others = arguments
+            if others:
+                values[node] = step(ctx, *[values.get(argument, x) for argument in arguments])
+            else:
+                values[node] = step(ctx, values.get(first, x))
         return values.get(result, x)
 
     return run

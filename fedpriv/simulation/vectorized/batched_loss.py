@@ -50,7 +50,7 @@ class BatchedLoss:
     @staticmethod
     def kind(loss: Loss, batch: LocalBatch) -> tuple[object, ...]:
         """The kind of a client's loss and batch; those of equal kind can be batched."""
-        shapes = tuple(view.shape for view in batch.views if isinstance(view, Tensor))
+        shapes = tuple([view.shape for view in batch.views if isinstance(view, Tensor)])
         return loss, batch.trains, batch.cached, shapes, frozenset(batch.memo)
 
     def ready(self, batches: Sequence[LocalBatch]) -> dict[Field, Tensor]:

@@ -75,32 +75,48 @@ class BatchedModels:
     def forward(self, passes: Sequence[ForwardPass], requests: Sequence[Request]) -> tuple[Outputs, Leaves]:
         """Run the forward passes of neighbouring clients as one; outputs ``(K, B, ...)``, with B the length of the longest
         batch."""
-        first, longest = passes[0], max(len(single.inputs) for single in passes)
-        training, differentiated = first.mode
-        clients = slice(first.client.number, first.client.number + len(passes))
+        first = passes[0]
+        return self._forward(
+            first.client.number, [single.inputs for single in passes], first.section, first.mode, first.half, requests
+        )
+
+    def _forward(
+        self,
+        number: int,
+        inputs: Sequence[Tensor],
+        section: Section,
+        mode: tuple[Roles, Roles],
+        half: bool,
+        requests: Sequence[Request],
+    ) -> tuple[Outputs, Leaves]:
+        """As :meth:`forward`, on the inputs of the clients from ``number`` on."""
+        sizes = [x.shape[0] for x in inputs]
+        longest = max(sizes)
+        training, differentiated = mode
+        clients = slice(number, number + len(inputs))
         if training:
-            real = sum(len(single.inputs) for single in passes)
+            real = sum(sizes)
             self.sample_count.real += real
-            self.sample_count.padding_samples += longest * len(passes) - real
+            self.sample_count.padding_samples += longest * len(inputs) - real
 
         def dropout_mask(like: Tensor, probability: float) -> Tensor:
             masks = []
-            for single, request in zip(passes, requests, strict=True):
+            for size, request in zip(sizes, requests, strict=True):
                 assert request.rng_state is not None
                 torch.set_rng_state(request.rng_state)
-                kept = torch.empty_like(like[: len(single.inputs)]).bernoulli_(1 - probability)
+                kept = torch.empty_like(like[:size]).bernoulli_(1 - probability)
                 request.rng_state = torch.get_rng_state()
-                masks.append(F.pad(kept, (0, 0) * (like.ndim - 1) + (0, longest - len(kept))))
+                masks.append(F.pad(kept, (0, 0) * (like.ndim - 1) + (0, longest - size)))
             return torch.stack(masks)
 
         tensors, leaves = self.tensors(clients, differentiated)
-        ctx = ForwardContext(len(passes), tensors, training, dropout_mask)
-        with torch.autocast(self.rows.device.type, torch.bfloat16) if first.half else nullcontext():
-            x = to_stack([single.inputs for single in passes], longest)
-            if first.section != "rest":
+        ctx = ForwardContext(len(inputs), tensors, training, dropout_mask)
+        with torch.autocast(self.rows.device.type, torch.bfloat16) if half else nullcontext():
+            x = to_stack(inputs, longest)
+            if section != "rest":
                 x = self.form.encode(ctx, x)
-            outputs = Outputs(x, x, None, x) if first.section == "encoder" else self.form.from_features(ctx, x)
-        return outputs.to(self.rows) if first.half else outputs, leaves
+            outputs = Outputs(x, x, None, x) if section == "encoder" else self.form.from_features(ctx, x)
+        return outputs.to(self.rows) if half else outputs, leaves
 
     def differentiate(self, loss: BatchedLoss, passes: Sequence[GradientPass], requests: Sequence[Request]) -> Tensor:
         """Compute the losses ``(K,)`` of neighbouring clients, and write their gradients into ``grads``.
@@ -115,11 +131,8 @@ class BatchedModels:
         buffers = [(span, self.rows[clients, span].clone()) for span in self._buffers]
         rng_states, count_before = [request.rng_state for request in requests], replace(self.sample_count)
         views = []
-        for inputs in zip(*(batch.views for batch in batches), strict=True):
-            forwards = [
-                ForwardPass(single.client, x, section, single.mode, single.half) for single, x in zip(passes, inputs, strict=True)
-            ]
-            outputs, leaves = self.forward(forwards, requests)
+        for inputs in zip(*[batch.views for batch in batches], strict=True):
+            outputs, leaves = self._forward(first.client.number, inputs, section, first.mode, first.half, requests)
             views.append(outputs)
         try:
             losses = loss(batches, views, ready)

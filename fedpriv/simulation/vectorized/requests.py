@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
 MAX_PADDING = 0.15
 """Largest share of padding samples in a pass that batches different lengths together."""
 
-T = TypeVar("T")
+Kind = tuple[object, ...]
+"""Requests of equal kind can be served as one."""
 Roles = frozenset[str]
 Leaves = list[tuple[Tensor, Tensor]]
 """Leaf tensors of autograd, each with the view of the rows' gradients that its gradient is written into."""
@@ -82,7 +82,7 @@ class ForwardPass:
     mode: tuple[Roles, Roles]
     half: bool
 
-    def kind(self, grad: bool) -> tuple[object, ...]:
+    def kind(self, grad: bool) -> Kind:
         """Passes of equal kind can be batched."""
         return id(self.client.models), self.section, self.mode, self.half, grad, self.inputs.shape[1:], self.inputs.dtype
 
@@ -102,7 +102,7 @@ class GradientPass:
     half: bool
     optimiser: SGD | None
 
-    def kind(self) -> tuple[object, ...]:
+    def kind(self) -> Kind:
         """Passes of equal kind can be batched."""
         return id(self.client.models), self.mode, self.half, *BatchedLoss.kind(self.loss, self.batch)
 
@@ -159,11 +159,11 @@ def differentiate(requests: Sequence[Request]) -> list[Tensor | None]:
         The loss of each request; ``None``: nothing was done, the client has to compute it alone.
     """
     answers: dict[int, Tensor | None] = dict.fromkeys(map(id, requests))
-    for run in _neighbours(requests, lambda request: request.content.kind(), lambda request: request.content.client.number):
+    for kind, run in _neighbours(requests, [request.content.kind() for request in requests]):
         if len(run) == 1:
             continue
         first: GradientPass = run[0].content
-        models, kind = first.client.models, first.kind()
+        models = first.client.models
         if kind not in models.losses:
             models.losses[kind] = BatchedLoss(first.loss)
         if (loss := models.losses[kind]) is None:
@@ -187,9 +187,7 @@ def forward_evaluation(requests: Sequence[Request]) -> list[Outputs]:
 
 def _forward(requests: Sequence[Request]) -> list[Outputs]:
     answers: dict[int, Outputs] = {}
-    for run in _neighbours(
-        requests, lambda request: request.content.kind(request.grad), lambda request: request.content.client.number
-    ):
+    for _, run in _neighbours(requests, [request.content.kind(request.grad) for request in requests]):
         models: BatchedModels = run[0].content.client.models
         exact = any(role in models.form.mixes for role in run[0].content.mode[0])
         with torch.set_grad_enabled(run[0].grad):
@@ -205,15 +203,24 @@ def _forward(requests: Sequence[Request]) -> list[Outputs]:
     return [answers[id(request)] for request in requests]
 
 
-def _neighbours(items: Sequence[T], kind: Callable[[T], tuple[object, ...]], place: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yield runs of items of one kind at consecutive places."""
-    kinds: dict[tuple[object, ...], list[T]] = {}
-    for item in items:
-        kinds.setdefault(kind(item), []).append(item)
-    for alike in kinds.values():
-        alike.sort(key=place)
-        for _, run in groupby(enumerate(alike), lambda pair: place(pair[1]) - pair[0]):
-            yield [item for _, item in run]
+def _neighbours(requests: Sequence[Request], kinds: Sequence[Kind]) -> Iterator[tuple[Kind, list[Request]]]:
+    """Yield runs of requests of one kind by neighbouring clients, with that kind.
+
+    Args:
+        requests: in the order of the clients.
+        kinds: of the requests.
+    """
+    alike: dict[Kind, list[Request]] = {}
+    for kind, request in zip(kinds, requests, strict=True):
+        alike.setdefault(kind, []).append(request)
+    for kind, members in alike.items():
+        run: list[Request] = []
+        for request in members:
+            if run and request.content.client.number != run[-1].content.client.number + 1:
+                yield kind, run
+                run = []
+            run.append(request)
+        yield kind, run
 
 
 def _of_like_length(run: Sequence[Request], exact: bool) -> Iterator[list[Request]]:

@@ -37,6 +37,12 @@ Handler = Callable[[Sequence[Request]], Sequence[Any]]
 """Requests, in the order of the functions -> their responses."""
 
 
+def _enable_grad(enabled: bool) -> None:
+    """``torch.set_grad_enabled``, which makes an object for each call, where it changes something."""
+    if torch.is_grad_enabled() != enabled:
+        torch.set_grad_enabled(enabled)
+
+
 class Scheduler(Generic[T]):
     """Runs functions concurrently, and serves their requests.
 
@@ -60,7 +66,7 @@ class Scheduler(Generic[T]):
         grad, generator = torch.is_grad_enabled(), torch.get_rng_state()
 
         def resume(number: int, *response: Any) -> None:
-            torch.set_grad_enabled(grad)
+            _enable_grad(grad)
             result = running[number].switch(*response)
             if running[number].dead:
                 results[number] = result
@@ -71,10 +77,11 @@ class Scheduler(Generic[T]):
             for number in running:
                 resume(number)
             while waiting:
-                handler = next(handler for handler in self._priority if any(wanted == handler for wanted, _ in waiting.values()))
-                served = {number: waiting.pop(number) for number in sorted(waiting) if waiting[number][0] == handler}
+                wanted = {handler for handler, _ in waiting.values()}
+                handler = min(wanted, key=self._priority.index) if len(wanted) > 1 else wanted.pop()
+                served = {number: waiting.pop(number)[1] for number in sorted(waiting) if waiting[number][0] is handler}
                 try:
-                    responses = handler([request for _, request in served.values()])
+                    responses = handler(list(served.values()))
                 except Exception as error:  # raised in the function that made the request, which may handle it
                     number = next(iter(served))
                     running[number].throw(type(error), error, error.__traceback__)  # with the lines that led to it
@@ -96,7 +103,7 @@ class Scheduler(Generic[T]):
             raise RuntimeError("submit can be called only by a function that Scheduler.run runs")
         request = Request(content, torch.is_grad_enabled(), torch.get_rng_state() if self._draws else None)
         response = self._main.switch((handler, request))
-        torch.set_grad_enabled(request.grad)
+        _enable_grad(request.grad)
         if request.rng_state is not None:
             torch.set_rng_state(request.rng_state)
         return response
