@@ -42,5 +42,5 @@ def restore(optimiser: torch.optim.Optimizer, state: Mapping[str, Tensor]) -> No
     for key, value in state.items():
         at, _, name = key.partition("/")
         # A counter stays on the processor, unless torch moves it.
-        nested.setdefault(int(at), {})[name] = value.cpu() if name == "step" else value.clone()
+        nested.setdefault(int(at), {})[name] = (value.cpu() if name == "step" else value).clone()
     optimiser.load_state_dict({"state": nested, "param_groups": optimiser.state_dict()["param_groups"]})

@@ -72,6 +72,17 @@ VARIANTS: dict[str, tuple[str, Settings]] = {
         "fedrep",
         {"train.optimizer": "adamw", "train.lr": 0.003, "train.warmup_steps": 2, "train.lr_decay": 0.5},
     ),
+    "RMSprop that goes on, schedules": (
+        "fedrep",
+        {
+            "train.optimizer": "rmsprop",
+            "train.optimizer_options": {"alpha": 0.9},
+            "train.lr": 0.001,
+            "train.keep_optimizer": True,
+            "train.lr_schedule": "cosine",
+            "train.local_lr_schedule": "linear:start_factor=1,end_factor=0.1",
+        },
+    ),
     "two epochs": ("fedavg", {"train.local_epochs": 2}),
     "two epochs of two phases, together": ("mpfedcon", {"method.head_epochs": 2, "train.local_epochs": 2, **TOGETHER}),
     "accumulate": ("fedavg", {"train.accumulate": 2}),

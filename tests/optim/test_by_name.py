@@ -106,11 +106,13 @@ def test_steps_on_a_flat_row_are_those_on_its_tensors_and_go_on_from_a_kept_stat
             assert kept
             ours = new()
             restore(ours, kept)
+            before = {key: value.clone() for key, value in kept.items()}
         row.grad = grad.clone()
         for parameter, part in zip(shaped, grad.split([48, 12]), strict=True):
             parameter.grad = part.clone().view_as(parameter)
         theirs.step()
         ours.step()
+    assert all(torch.equal(kept[key], value) for key, value in before.items()), "what is kept can be gone on from again"
     expected = torch.cat([parameter.detach().flatten() for parameter in shaped])
     assert float((expected - start).abs().max()) > 1e-4
     torch.testing.assert_close(row, expected, rtol=1e-5, atol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from transformers import get_constant_schedule_with_warmup
 
 from fedpriv.audit.record.run import RunRecord
@@ -42,9 +44,16 @@ def update_of(simulation: Simulation, client: int = 0, purpose: str = "train") -
 
 
 def by_hand(
-    simulation: Simulation, update: ModelLocalUpdate, make: Callable[[Any], torch.optim.Optimizer], warmup: int = 0
+    simulation: Simulation,
+    update: ModelLocalUpdate,
+    make: Callable[[Any], torch.optim.Optimizer],
+    schedule_of: Callable[[torch.optim.Optimizer, int], LRScheduler],
 ) -> Tensor:
-    """The row after two phases, of two epochs and of one, in plain torch with transformers' schedule."""
+    """The row after two phases, of two epochs and of one, in plain torch.
+
+    Args:
+        schedule_of: (optimiser, number of steps) -> torch's scheduler.
+    """
     fed = simulation.federation
     net = copy.deepcopy(fed.resident.net)
     for parameter in net.parameters():
@@ -54,7 +63,7 @@ def by_hand(
     groups = [[p for p in net.parameters() if p.ndim > 1], [p for p in net.parameters() if p.ndim < 2]]
     for number, epochs in enumerate((2, 1), start=1):
         optimiser = make(groups)
-        schedule = get_constant_schedule_with_warmup(optimiser, warmup)
+        schedule = schedule_of(optimiser, epochs * math.ceil(update.num_examples / 12))
         draw = generator(fed.config.seed, update.round, update.client, "train", number, "shuffle")
         for _ in range(epochs):
             for part in torch.split(torch.randperm(update.num_examples, generator=draw), 12):
@@ -84,19 +93,42 @@ def adamw(groups: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW([decayed, free], lr=1e-3)
 
 
-@pytest.mark.parametrize("warmup", [0, 5])
+def rmsprop(groups: Any) -> torch.optim.Optimizer:
+    decayed, free = {"params": groups[0], "weight_decay": 1e-4}, {"params": groups[1]}
+    return torch.optim.RMSprop([decayed, free], lr=1e-3, alpha=0.9, momentum=0.5)
+
+
+def nesterov(groups: Any) -> torch.optim.Optimizer:
+    decayed, free = {"params": groups[0], "weight_decay": 1e-4}, {"params": groups[1]}
+    return torch.optim.SGD([decayed, free], lr=0.05, momentum=0.5, nesterov=True)
+
+
+RMSPROP = {"train.optimizer": "rmsprop", "train.lr": 1e-3, "train.optimizer_options": {"alpha": 0.9, "momentum": 0.5}}
+WITHIN: dict[str, tuple[dict[str, Any], Callable[[torch.optim.Optimizer, int], LRScheduler]]] = {
+    "constant": ({}, lambda optimiser, steps: get_constant_schedule_with_warmup(optimiser, 0)),
+    "warm-up": ({"train.warmup_steps": 5}, lambda optimiser, steps: get_constant_schedule_with_warmup(optimiser, 5)),
+    "cosine": ({"train.local_lr_schedule": "cosine"}, lambda optimiser, steps: CosineAnnealingLR(optimiser, steps)),
+}
+
+
+@pytest.mark.parametrize("within", WITHIN)
 @pytest.mark.parametrize(
     ("options", "make"),
-    [({}, sgd), ({"train.optimizer": "adam", "train.lr": 1e-3}, adam), (ADAMW, adamw)],
-    ids=["sgd", "adam", "adamw"],
+    [
+        ({}, sgd),
+        ({"train.optimizer": "adam", "train.lr": 1e-3}, adam),
+        (ADAMW, adamw),
+        (RMSPROP, rmsprop),
+        ({"train.optimizer_options": {"nesterov": True}}, nesterov),
+    ],
+    ids=["sgd", "adam", "adamw", "rmsprop", "nesterov"],
 )
-def test_steps_are_torchs_and_the_warm_up_is_transformers(
-    simulate: Simulate, options: dict[str, Any], make: Any, warmup: int
-) -> None:
-    simulation = simulate("fedavg", play=False, **{"train.batch_size": 12, "train.warmup_steps": warmup, **options})
+def test_steps_are_torchs_at_torchs_rates(simulate: Simulate, options: dict[str, Any], make: Any, within: str) -> None:
+    changes, schedule_of = WITHIN[within]
+    simulation = simulate("fedavg", play=False, **{"train.batch_size": 12, **changes, **options})
     update = update_of(simulation)
     assert update.num_examples > 4 * 12, "the phases are longer than the warm-up"
-    expected = by_hand(simulation, update, make, warmup)
+    expected = by_hand(simulation, update, make, schedule_of)
     torch.testing.assert_close(trained(update), expected, rtol=1e-5, atol=1e-5)
 
 
