@@ -265,6 +265,8 @@ def _costs(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
         yield "diverged local trainings, left out", Bold("", f"{dropped} of {summary['local_updates']}")
     if untrained := summary["local_updates_untrained"]:
         yield "local trainings without a step, left out", Bold("", f"{untrained} of {summary['local_updates']}")
+    if missing := summary.get("answers_missing"):
+        yield "answers that came late or never, left out", Bold("", f"{missing} of {summary['local_updates']}")
     if summary["answers_refused"]:
         yield "refused answers, left out", Bold("", f"{summary['answers_refused']}")
 

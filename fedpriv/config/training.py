@@ -52,6 +52,19 @@ class TrainConfig(Section):
     schedule: tuple[tuple[NonNegativeInt, ...], ...] | Path | None = Field(
         None, description="the clients of each round, or a file with a line of them for each (selection: schedule)"
     )
+    dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="probability that a participant of a round fails before it trains, and does not answer; simulations only",
+    )
+    late: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="probability that the answer of a client that trains comes after the deadline: it crosses the wire and is "
+        "left out; simulations only",
+    )
     local_epochs: PositiveInt = Field(5, description="epochs over the client's data (layered methods: of the encoder phase)")
     local_steps: PositiveInt | None = Field(
         None,

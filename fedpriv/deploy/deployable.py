@@ -65,6 +65,8 @@ def _check(config: RunConfig) -> None:
         raise UsageError("privacy.level client: its noise would come from the seed, which every client knows; use sample")
     if config.data.corrupt_clients:
         raise UsageError("data.corrupt_clients: bad clients are simulated; leave it out, or use `fedpriv train`")
+    if config.train.dropout or config.train.late:
+        raise UsageError("train.dropout, train.late: failing clients are simulated; leave them out, or use `fedpriv train`")
     if config.privacy.canaries:
         raise UsageError("privacy.canaries: canaries are planted in simulations; leave it out, or use `fedpriv train`")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -70,6 +70,8 @@ class Net(nn.Module):
     projector: nn.Module
     predictor: nn.Module | None
     head: nn.Module
+    names_before: Mapping[str, str] = {}
+    """Of a net of the user: the name of a tensor in its own state dict -> the name here, which starts with the role."""
 
     def __init__(
         self,

@@ -47,7 +47,8 @@ def start_from_given(net: Net, space: ParameterSpace, config: ModelConfig) -> Gi
     if config.init is None:
         return Given(config=config)
     file, roles = config.init.absolute(), config.init_roles or ROLES
-    there = {name: tensor for name, tensor in read_weights(file).items() if _role(name) in roles or _role(name) not in ROLES}
+    read = {name if name in space else net.names_before.get(name, name): tensor for name, tensor in read_weights(file).items()}
+    there = {name: tensor for name, tensor in read.items() if _role(name) in roles or _role(name) not in ROLES}
     constants = constant_buffers(net)
     tensors = {name: tensor for name, tensor in there.items() if not _is_known(name, tensor, constants)}
     _check_fit(file, tensors, space)

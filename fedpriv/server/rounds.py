@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from fedpriv.server.best import BestRound
 from fedpriv.server.clients import Clients, Instruction, Scorer
 from fedpriv.server.next_state import LocalUpdates, Merger, Outcome
 from fedpriv.server.round_record import RoundRecord
-from fedpriv.server.sampling import participants
+from fedpriv.server.sampling import Failures, failures, participants
 from fedpriv.server.statistics import Crossed
 from fedpriv.spans import UNTIMED, Clocks, Spans
 from fedpriv.storage.checkpoints import Checkpoints, Progress
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from fedpriv.server.secure_sum import SecureSumResult
 
 _MODEL, _MEMORY, _CANARIES = "model.", "memory.", "canaries"
+Messages = list[tuple[Direction, Sealed]]
+"""The messages of an answer, each with its direction."""
 
 
 class Server:
@@ -98,6 +101,8 @@ class Server:
         self.stop_requested = self.end_requested = False
         self._scored = False
         """Whether the last round was evaluated."""
+        self._late_clients = frozenset[int]()
+        """The clients that train now, and whose answers come after the deadline."""
 
     # --- the rounds --------------------------------------------------------------------------------------------------
 
@@ -175,7 +180,8 @@ class Server:
             self.on_participants(round, participants)
             torch.set_num_threads(self.config.threads)  # which it may have changed
         download = self._download(round)
-        arrivals = self._collect(round, participants, download)
+        failing = failures(self.config, round, participants)
+        arrivals = self._collect(round, participants, download, failing)
         updates = self._updates(round, arrivals)
         if self.config.privacy.level == "client":
             self.ledger.spend(ALL_CLIENTS, self.config.train.participation or 0.0, 1)
@@ -184,7 +190,7 @@ class Server:
         self._adopt(round, outcome, updates.reports)
 
         record = RoundRecord(round)
-        record.add_training(arrivals, updates, outcome, self.clients.missing(), self._rate(round))
+        record.add_training(arrivals, updates, outcome, {**failing.reasons, **self.clients.missing()}, self._rate(round))
         record.metrics |= self.clients.measured()
         if self.is_private:
             record.metrics["epsilon"] = self.ledger.epsilon
@@ -242,34 +248,62 @@ class Server:
             self.keep_payload("down", download)
             return download
 
-    def _collect(self, round: int, participants: Sequence[int], download: Sealed | None) -> Arrivals:
-        """Have the participants train, and check each answer as it arrives."""
+    def _collect(self, round: int, participants: Sequence[int], download: Sealed | None, failing: Failures) -> Arrivals:
+        """Have the participants train, and check each answer as it arrives.
+
+        Args:
+            failing: participants of a simulation whose answers come late or never.
+        """
         with self.profile("serialisation"):
             sent = {} if download is None else download.tensors()
         arrivals = Arrivals(self.agreement, round, participants, sent, self.samples)
         last = {client: self.progress.clients[client] for client in participants if client in self.progress.clients}
-        answers = self.clients.train(Instruction(round, participants, download, last))
-        accepted: dict[int, list[tuple[Direction, Sealed]]] = {}
+        instruction, absent = Instruction(round, participants, download, last), {*failing.dropped, *failing.late}
+        # Late clients train first, and apart, so that the others are grouped, and masked, as without them.
+        crossed = self._late(instruction.of(failing.late), sent) if failing.late else {}
+        answers = self.clients.train(instruction.of([client for client in participants if client not in absent]))
         for number, answer in enumerate(self.profile.each("training", answers), 1):
             if self.on_answer is not None:
                 self.on_answer(number, len(participants))
-            messages: list[tuple[Direction, Sealed]] = [] if answer.upload is None else [("up", answer.upload)]
-            if not self.agreement.method.pools:
-                messages.append(("report", answer.report))
-            for direction, sealed in messages:
-                self._tap(direction, sealed)
+            messages = self._received(answer)
             if self._accepts(arrivals, answer):
-                accepted[answer.client] = messages
+                crossed[answer.client] = messages
         if download is not None:
             for _ in set(participants) - set(self.clients.not_sent()):
                 self._tap("down", download)
         for client in participants:  # not in the order of arrival, or the kept payloads would depend on who is quickest
-            for rate, steps in arrivals.charges(client):
+            for rate, steps in arrivals.charges(client) if client not in failing.dropped else ():
                 self.ledger.spend(str(client), rate, steps)
-            for direction, sealed in accepted.get(client, ()):
+            for direction, sealed in crossed.get(client, ()):
                 if direction == "report" or not self._secure:
                     self.keep_payload(direction, sealed)
         return arrivals
+
+    def _received(self, answer: Answer) -> Messages:
+        """The messages of an answer, which cross."""
+        messages: Messages = [] if answer.upload is None else [("up", answer.upload)]
+        if not self.agreement.method.pools:
+            messages.append(("report", answer.report))
+        for direction, sealed in messages:
+            self._tap(direction, sealed)
+        return messages
+
+    def _late(self, instruction: Instruction, sent: Mapping[str, Tensor]) -> dict[int, Messages]:
+        """Have clients train whose answers come after the deadline; client -> its messages, if they are what was asked for.
+
+        They cross, and whoever listens has them. The server does not read them, as in a deployment, and the clients go on from
+        their last local update that was merged.
+        """
+        crossed, arrivals = {}, Arrivals(self.agreement, instruction.round, instruction.clients, sent, self.samples)
+        self._late_clients = frozenset(instruction.clients)
+        for answer in self.profile.each("training", self.clients.train(instruction)):
+            messages = self._received(answer)
+            with suppress(Refused):
+                arrivals.take(answer)
+                crossed[answer.client] = messages
+            self.clients.forget([(answer.client, instruction.round)])
+        self._late_clients = frozenset()
+        return crossed
 
     def _accepts(self, arrivals: Arrivals, answer: Answer) -> bool:
         """Check an answer, and return whether it is accepted; a refused answer is left out.
@@ -361,6 +395,8 @@ class Server:
 
     def keep_payload(self, direction: Kept, sealed: Sealed) -> None:
         """Write a message into the run folder, if ``wire.keep_payloads`` wants it."""
+        if direction == "hidden" and sealed.client in self._late_clients:  # it is in no sum, and never crosses
+            return
         with self.profile("checkpoint"):
             self._payloads(direction, sealed)
 

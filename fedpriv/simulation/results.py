@@ -54,6 +54,7 @@ def write_results(
     protocols = {name: protocol(records, last) for name, protocol in PROTOCOLS.items()}
     scores, metric = score_summaries(records, last), score_named(config.eval.metric or ACCURACY.name)
     per_client, last_updates = mean_per_client(records, last), _last_updates(server, records)
+    missing = sum(record["metrics"].get("missing", 0) for record in records)
     payloads, only_answer = PayloadStore.of(folder), None
     with folder.writing("the results"):
         if method.server_names:
@@ -109,6 +110,7 @@ def write_results(
             "local_updates": sum(record["metrics"].get("participants", 0) for record in records),
             "local_updates_dropped": sum(record["metrics"].get("dropped", 0) for record in records),
             "local_updates_untrained": sum(record["metrics"].get("untrained", 0) for record in records),
+            **({"answers_missing": missing} if missing else {}),
             "answers_refused": sum(record["metrics"].get("refused", 0) for record in records),
             "clients_never_trained": sum(last_updates[client] is None for client in agreement.trainable),
             "last_update_per_client": last_updates,

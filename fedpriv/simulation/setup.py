@@ -181,6 +181,8 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
         _check_before_merge(config, agreement.method)
     if config.data.corrupt_clients and not agreement.method.shared_names:
         raise UsageError(f"data.corrupt_clients: method {config.method.name} merges nothing that they could spoil")
+    if pooled is not None and (config.train.dropout or config.train.late):
+        raise UsageError(f"train.dropout, train.late: method {config.method.name} trains in one place, and no client can fail")
     if config.eval.fresh_head and pooled is not None:
         raise UsageError(f"eval.fresh_head trains heads at the clients, and with method {config.method.name} none trains")
     if config.eval.fresh_head and not agreement.method.objective.labels:

@@ -18,6 +18,7 @@ from fedpriv.config import load_config
 from fedpriv.errors import UsageError
 from fedpriv.files import load_tensors
 from fedpriv.simulation.setup import build
+from tests.api import user_nets
 from tests.marks import slow_but
 from tests.simulation.small import FEW_STEPS, computed, config, play, resume
 
@@ -61,6 +62,23 @@ def test_roles_choose_what_is_taken(tmp_path: Path, donor: dict[str, Tensor]) ->
     begun, drawn = initial(**{"model.init": file, "model.init_roles": ["encoder"]}), initial()
     for name, tensor in begun.items():
         assert torch.equal(tensor, (donor if name.startswith("encoder.") else drawn)[name]), name
+
+
+def test_a_net_of_ones_own_starts_from_its_own_state_dict(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    trained = user_nets.Small((1, 8, 8), 10)
+    trained.norm.running_mean.fill_(0.5)
+    file = saved(tmp_path / "w.pt", dict(trained.state_dict()))
+    own_net = {"model.name": "tests.api.user_nets:Small", "model.projection": None}
+    begun = initial("fedper", **{"model.init": file, **own_net})
+    own = trained.state_dict()
+    assert begun.keys() == {
+        "encoder.conv.weight", "encoder.conv.bias", "encoder.norm.weight", "encoder.norm.bias", "encoder.norm.running_mean",
+        "encoder.norm.running_var", "encoder.between.weight", "encoder.between.bias", "head.weight", "head.bias",
+    }  # fmt: skip
+    for name, tensor in begun.items():
+        before = name.removeprefix("encoder.") if name.startswith("encoder.") else name.replace("head.", "fc.")
+        assert torch.equal(tensor, own[before]), name
 
 
 def without(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

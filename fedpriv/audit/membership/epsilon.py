@@ -28,16 +28,16 @@ _ABOUT = {
 
 
 def epsilon_bounds(
-    federation: Federation, round: int, clients: Sequence[int], scores: Sequence[Array], members: Mask, seed: int
+    federation: Federation, round: int, last: int, clients: Sequence[int], scores: Sequence[Array], members: Mask, seed: int
 ) -> EpsilonBounds:
     """Bound the epsilon of the clients' local updates in a round.
 
     Args:
+        last: the last round of the run.
         scores: one or several sets of scores ``(n,)``, chosen in advance. The best of several bounds is taken, each at a
             confidence at which all of them hold simultaneously (Bonferroni).
     """
     privacy = federation.config.privacy
-    last = federation.config.train.rounds
 
     def upper(first: int, final: int) -> float | None:
         if privacy.level != "sample":

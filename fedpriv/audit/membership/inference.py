@@ -221,7 +221,8 @@ def pooled(
     if likelihoods and not record.summed:  # the ledger has no account of a sum
         each = [*likelihoods.values()]
         if isinstance(record, RunRecord):
-            bounds = epsilon_bounds(record.federation, round, clients, each, members, seed)
+            last = record.folder.records()[-1]["round"]
+            bounds = epsilon_bounds(record.federation, round, last, clients, each, members, seed)
         else:
             bounds = lower_bounds(each, members, record.delta, seed)
     also = {

@@ -35,7 +35,10 @@ def build_user_net(
     for module in whole.modules():
         if isinstance(module, nn.ReLU):
             module.inplace = False  # hooks and torch.func need the values before the activation
+    before = whole.state_dict(keep_vars=True)
     net = _in_roles(name, whole.eval(), input_shape, classes, roles or {}, predictor).train()
+    names = {id(tensor): own for own, tensor in net.state_dict(keep_vars=True).items()}
+    net.names_before = {own: names[id(tensor)] for own, tensor in before.items() if id(tensor) in names}
     check_apart(name, net)
     return net
 
