@@ -131,8 +131,8 @@ def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: 
     if every == bool(runs):
         raise UsageError("name the runs to send, or use --all")
     if every:  # a damaged run does not keep the others back
-        found = [path.parent for kind in ("*", f"{SWEEPS}/*/runs/*") for path in sorted(runs_dir.glob(f"{kind}/config.yaml"))]
-        folders = [folder for folder in found if (folder / "run.json").exists()]
+        every_run = [path.parent for kind in ("*", f"{SWEEPS}/*/runs/*") for path in sorted(runs_dir.glob(f"{kind}/config.yaml"))]
+        folders = [folder for folder in every_run if (folder / "run.json").exists()]
     else:
         folders = [find_run(name, runs_dir) for name in runs]
     if not folders:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from fedpriv.config import RunConfig
+from fedpriv.config.model import PAIR_MODEL, TEXT_MODEL
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.pools import Images, Ready
 from fedpriv.errors import UsageError
@@ -15,9 +16,9 @@ from fedpriv.models.net import Net
 from fedpriv.models.registry import Shape, build_model
 from fedpriv.models.user_net import build_user_net, is_user_net, unimportable_note
 from fedpriv.scores.tasks import task_of
-from fedpriv.simulation.inputs.pairs import PAIR_MODEL, prepare_pairs
+from fedpriv.simulation.inputs.pairs import prepare_pairs
 from fedpriv.simulation.inputs.prepared import Prepared, upper
-from fedpriv.simulation.inputs.texts import TEXT_MODEL, prepare_texts
+from fedpriv.simulation.inputs.texts import prepare_texts
 
 
 def prepare(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepared:

@@ -20,8 +20,6 @@ from fedpriv.simulation.inputs.cached_features import image_features
 from fedpriv.simulation.inputs.prepared import Prepared, upper
 from fedpriv.simulation.inputs.texts import Tokens, tokenised
 
-PAIR_MODEL = "fusion"
-
 
 def prepare_pairs(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepared:
     """Prepare pairs for a net with late fusion.

@@ -25,7 +25,6 @@ from fedpriv.seeding import global_rng
 from fedpriv.simulation.inputs.cached_features import text_features
 from fedpriv.simulation.inputs.prepared import Prepared, upper
 
-TEXT_MODEL = "transformer"
 DEFAULT_TOKENS = 128
 FEATURES_LR = 0.05
 """Default learning rate on frozen features; 0.01 needs twice the rounds on Banking77."""
