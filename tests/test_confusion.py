@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from sklearn.metrics import precision_recall_fscore_support
 
@@ -103,12 +104,37 @@ def test_it_is_drawn_with_few_classes_and_with_many(tmp_path: Path, classes: int
         assert colors is not None and len(colors) > 20
 
 
+def drawn(monkeypatch: pytest.MonkeyPatch, confusion: list[list[int]], names: list[str]) -> tuple[list[str], ...]:
+    """The texts of the cells, of the rows and of the columns."""
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    draw_confusion(np.array(confusion), names, Path("no.png"))
+    axes = figures[0].axes[0]
+    ticks = ([text.get_text() for text in labels] for labels in (axes.get_yticklabels(), axes.get_xticklabels()))
+    return [text.get_text() for text in axes.texts], *ticks
+
+
+def test_a_cell_has_its_share_and_its_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    cells, rows, columns = drawn(monkeypatch, [[1200, 400], [0, 1000]], ["no", "yes"])
+    assert cells == ["75 %\n(1,200)", "25 %\n(400)", "100 %\n(1,000)"] and rows == columns == ["no", "yes"]
+
+
+def test_columns_of_long_names_are_numbered_as_their_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [f"an intent with a long name, {number}" for number in range(5)]
+    _, rows, columns = drawn(monkeypatch, np.eye(5, dtype=int).tolist(), names)
+    assert columns == ["0", "1", "2", "3", "4"] and rows == [f"{name}  {number}" for number, name in enumerate(names)]
+
+
 @pytest.mark.slow
 def test_a_cell_has_the_colour_of_its_share(tmp_path: Path) -> None:
-    """Twice the samples of one class change nothing; another share does."""
+    """Of so many classes that no cell has its count, ten times the samples of one change nothing; another share does."""
     pictures = []
-    for index, confusion in enumerate(([[8, 2], [1, 3]], [[80, 20], [1, 3]], [[2, 8], [1, 3]])):
-        draw_confusion(np.array(confusion), ("a", "b"), tmp_path / f"{index}.png")
+    for index, first in enumerate(([8, 2], [80, 20], [2, 8])):
+        confusion = np.eye(13, dtype=np.int64)
+        confusion[0, :2] = first
+        draw_confusion(confusion, [f"class {number}" for number in range(13)], tmp_path / f"{index}.png")
         with Image.open(tmp_path / f"{index}.png") as image:
             pictures.append(np.asarray(image.convert("RGB"))[150:])  # below the title, whose accuracy differs
     assert (pictures[0] == pictures[1]).all()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedpriv.config.device import check_device
+from fedpriv.config.model import PAIR_MODEL, TEXT_MODEL
 from fedpriv.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def check_names(config: RunConfig) -> None:
     if "torch" in sys.modules:
         return
     names = {"method": config.method.name, "partition": config.data.partition.name}
-    names |= {"model": config.model.name} if config.model.name and ":" not in config.model.name else {}
+    model = config.model.name
+    names |= {"model": model} if model and ":" not in model and model not in (TEXT_MODEL, PAIR_MODEL) else {}
     names |= {"objective": config.objective.name} if config.objective else {}
     names |= {"aggregation": config.aggregation.name} if config.aggregation else {}
     for kind, name in names.items():

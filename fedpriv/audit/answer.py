@@ -33,6 +33,7 @@ from dataclasses import replace
 
 from fedpriv.audit import sentences
 from fedpriv.audit.judge import attributes, classes, images, members, rows, texts
+from fedpriv.audit.judge.coverage import coverage
 from fedpriv.audit.judge.known import samples_not_known
 from fedpriv.audit.judge.measures import metrics
 from fedpriv.audit.results import Answer, AuditedRun, Outcome, Part, TargetKind
@@ -70,7 +71,8 @@ def concluded(run: AuditedRun) -> AuditedRun:
 
 def answer(run: AuditedRun) -> Answer:
     """The answer for a run."""
-    return replace(next(_findings(run), None) or _nothing(run), not_tried=tuple(_not_tried(run)))
+    worst = next(_findings(run), None) or _nothing(run)
+    return replace(worst, not_tried=tuple(_not_tried(run)), coverage=coverage(run))
 
 
 def _finding(level: int, sentence: str, picture: str | None = None, roc: bool = False, words: str = "") -> Answer:

@@ -17,8 +17,12 @@ _SHOWN = 20
 """Levels of a column that a line names."""
 
 
-def told_before(messages: Sequence[Sealed]) -> tuple[ToldBefore, ...]:
-    """A line for each column and kept message, in the order of the messages; none without statistics."""
+def told_before(messages: Sequence[Sealed], classes: Sequence[str] = ()) -> tuple[ToldBefore, ...]:
+    """A line for each column and kept message, in the order of the messages; none without statistics.
+
+    Args:
+        classes: their names by number; none where they are numbers.
+    """
     inquiries = [value_of(message, "inquiry", None, Inquiry) for message in messages if message.kind == "inquiry"]
     lines = list[ToldBefore]()
     for message in messages:
@@ -26,7 +30,7 @@ def told_before(messages: Sequence[Sealed]) -> tuple[ToldBefore, ...]:
             named = value_of(message, "levels", message.client, dict[str, tuple[str, ...]])
             lines += [_line(message, column, f"has the levels {_listed(levels)}") for column, levels in named.items()]
         elif message.kind == "statistics":
-            lines += [_line(message, column, says) for column, says in _statistics(message, inquiries[0])]
+            lines += [_line(message, column, says) for column, says in _statistics(message, inquiries[0], classes)]
         elif message.kind == "encoding" and not inquiries:
             encoding = value_of(message, "encoding", None, Encoding)
             lines.append(
@@ -39,7 +43,7 @@ def _line(message: Sealed, column: str, says: str) -> ToldBefore:
     return ToldBefore(client=message.client, column=column, says=says, bytes=message.nbytes)
 
 
-def _statistics(message: Sealed, inquiry: Inquiry) -> Iterator[tuple[str, str]]:
+def _statistics(message: Sealed, inquiry: Inquiry, classes: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(column, what it says) of the statistics of a client, or of their secure sum."""
     tensors = message.tensors()
     if NOISY in tensors:
@@ -54,7 +58,8 @@ def _statistics(message: Sealed, inquiry: Inquiry) -> Iterator[tuple[str, str]]:
         held = [f"{count:,} {level or '(missing)'}" for level, count in zip(levels, counts, strict=False) if count]
         yield name, _listed([*held, f"{counts[-1]:,} of any other level"])
     if totals.classes:
-        yield "", f"samples by class: {_listed([f'{count:,}' for count in totals.classes])}"
+        named = [f"{count:,}{f' {classes[number]}' if classes else ''}" for number, count in enumerate(totals.classes)]
+        yield "", f"samples by class: {_listed(named)}"
 
 
 def _moments(column: Moments) -> str:

@@ -29,6 +29,7 @@ def facts(record: RunRecord, summary: Mapping[str, Any]) -> AuditedRun:
     summed = ["secure aggregation"] if record.summed else []
     private = [f"{config.privacy.level}-level DP"] if config.privacy.level != "none" else []
     server, outsider = knowledge(record)
+    classes = _class_names(federation.dataset.classes)
     assert config.model.name is not None, "a run's config names its model"
     return AuditedRun(
         name=record.folder.path.name,
@@ -41,6 +42,8 @@ def facts(record: RunRecord, summary: Mapping[str, Any]) -> AuditedRun:
         model=config.model.name,
         modalities=record.modalities,
         seed=config.seed,
+        client_names=tuple(facts.get("client_names", ())),
+        class_names=classes,
         clients=config.data.clients,
         participants=_a_round(record),
         rounds=summary["rounds"],
@@ -54,12 +57,25 @@ def facts(record: RunRecord, summary: Mapping[str, Any]) -> AuditedRun:
         cost=cost(record, summary),
         snr=signal_to_noise(record.folder.records()),
         wire=crossed(record),
-        before=told_before(record.store.statistics()),
+        before=told_before(record.store.statistics(), classes),
         server_knows=server,
         outsider_knows=outsider,
         conditions=conditions(record),
         batch_norm=has_batch_norm(federation.resident.net),
+        no_dp=_refuses_dp(record),
     )
+
+
+def _refuses_dp(record: RunRecord) -> bool:
+    """Whether sample-level differential privacy is refused for the method, or for how clients train."""
+    method, train = record.federation.method, record.config.train
+    parts = (method.objective, method.aggregation, method)
+    return any(part.no_dp for part in parts) or train.local_steps is not None or train.min_batch > 1
+
+
+def _class_names(classes: Sequence[str]) -> tuple[str, ...]:
+    """The names of classes by number; none where they are these numbers."""
+    return () if all(name == str(number) for number, name in enumerate(classes)) else tuple(classes)
 
 
 def _a_round(record: RunRecord) -> int:

@@ -110,7 +110,7 @@ class Progress:
         """Return the reason if the budget is spent, else ``None``."""
         if self._budget is None or self.so_far() < self._budget:
             return None
-        return Reason("budget spent", f"cut: the audit's budget of {self._budget:g} s was spent")
+        return Reason("budget spent", f"the audit's budget of {self._budget:g} s was spent")
 
     def in_time(self) -> None:
         """Raise :class:`BudgetSpent` where no further step may begin."""

@@ -30,13 +30,13 @@ from fedpriv.audit.results import Audit, AuditedRun, ControlResult, Cost, distin
 from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run, check
 from fedpriv.audit.text.recovery import audited
 from fedpriv.config import RunConfig, parse
+from fedpriv.config.model import PAIR_MODEL
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged, write_together
 from fedpriv.plugins import load_inherited
 from fedpriv.processes import die_with_parent
 from fedpriv.recorder.reader import Recorded, is_record
 from fedpriv.samples import Modality
-from fedpriv.simulation.inputs.suits import PAIR_MODEL
 from fedpriv.untrusted import plain_yaml
 
 Say = Callable[[str], object]

@@ -840,6 +840,21 @@ class SignalToNoise:
 
 
 @dataclass(frozen=True)
+class Coverage:
+    """Which attacks an audit ran on a run, by name: a name counts once, on however many messages.
+
+    Attributes:
+        run: attacks that were run on some message.
+        shortened: those of them that the audit's budget kept from further messages or samples.
+        not_run: why the others were not run.
+    """
+
+    run: tuple[str, ...] = ()
+    shortened: tuple[str, ...] = ()
+    not_run: Mapping[str, Reason] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Answer:
     """The answer for a run.
 
@@ -847,7 +862,8 @@ class Answer:
         level: its place in :data:`fedpriv.audit.answer.WORDS`, worst first.
         sentence: the finding behind it; ``picture``: file name of one that shows it; ``roc``: the membership curves show it.
         not_tried: attacks that were not mounted, and why.
-        change, command: what would change the answer, and the command that searches for it.
+        change, command: what to do, and the command that does it.
+        coverage: which attacks were run; ``None``: an audit of an earlier version does not say.
     """
 
     words: str
@@ -858,6 +874,7 @@ class Answer:
     not_tried: tuple[str, ...] = ()
     change: str = ""
     command: str | None = None
+    coverage: Coverage | None = None
 
 
 @dataclass(frozen=True)
@@ -877,9 +894,11 @@ class AuditedRun:
         source: where its messages come from: a run, one update, or a record of a federation elsewhere. What only a run has is
             empty for the others.
         modalities: of its samples; empty: rows of a table.
+        client_names, class_names: by number; empty where they are numbers.
         participants: clients in a round.
         defence: transforms, secure aggregation and differential privacy, as they are named.
         server_knows, outsider_knows, conditions: in sentences; ``batch_norm``: whether the net normalises by the batch.
+        no_dp: whether sample-level differential privacy is refused for its method or its training.
         before: what the clients told of their samples before round 1.
         exposed: kinds of statistics that are sent unaltered although a defence alters the model.
         attributes: an outcome for each column and attacked message, also of those that were not run.
@@ -903,6 +922,8 @@ class AuditedRun:
     model: str
     modalities: tuple[Modality, ...]
     seed: int
+    client_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
     clients: int = 1
     participants: int = 1
     rounds: int = 1
@@ -920,6 +941,7 @@ class AuditedRun:
     outsider_knows: tuple[str, ...] = ()
     conditions: tuple[str, ...] = ()
     batch_norm: bool = False
+    no_dp: bool = False
     before: tuple[ToldBefore, ...] = ()
     statistics: tuple[Statistic, ...] = ()
     exposed: tuple[str, ...] = ()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import mean, median
 from typing import TypeVar
 
+from fedpriv.attacks.core.status import ReasonKind
 from fedpriv.attacks.inference.canaries import CanaryBound
 from fedpriv.attacks.scoring.scores import Rate
-from fedpriv.audit.formats import at_most, bound
+from fedpriv.audit.formats import at_most, bound, listed, scored
 from fedpriv.audit.judge import attributes as judge_attributes
 from fedpriv.audit.judge import classes, members
 from fedpriv.audit.judge import images as judge_images
@@ -21,6 +23,7 @@ from fedpriv.audit.results import (
     AuditedRun,
     Canaries,
     CenterOutcome,
+    Coverage,
     Epsilon,
     ImageTarget,
     KnownMembers,
@@ -59,6 +62,49 @@ def verdict(run: AuditedRun) -> list[str]:
 
 def _not_attacked(part: str, reason: str) -> str:
     return f"No attack was mounted on the {part}, so what messages reveal of them is not known: {reason}."
+
+
+# The first screen
+
+
+def audited(run: AuditedRun) -> str:
+    """What was audited, in one line."""
+    what = f"{run.method} with {run.model} on {run.dataset}"
+    if run.source == "update":
+        return f"one update of {what}; defence: {listed(run.defence, 'not known')}"
+    share = (
+        f"all in each of {run.rounds} rounds"
+        if run.participants >= run.clients
+        else f"{run.participants} in each of {run.rounds} rounds"
+    )
+    parts = [f"{run.clients} clients, {share}", listed(run.defence, "no defence")]
+    parts += [] if run.cost.ranked is None else [scored(run.cost)]
+    return f"{what}: {'; '.join(parts)}"
+
+
+_NOT_RUN: Mapping[ReasonKind, str] = {
+    "budget spent": "as the budget was spent",
+    "too many samples": "as too many samples or steps are behind a message",
+    "too many steps": "as too many samples or steps are behind a message",
+    "does not apply": "as they do not apply to what was sent",
+    "other inputs": "as they do not apply to what was sent",
+    "not available": "as what they need was not sent or kept",
+    "not needed": "as others had recovered all",
+}
+
+
+def thoroughness(coverage: Coverage, budget: float | None) -> str:
+    """How many of the attacks were run, and how many were not, with reasons.
+
+    Args:
+        budget: of the audit, in seconds; ``None``: no limit.
+    """
+    every = len(coverage.run) + len(coverage.not_run)
+    limit = "without a limit of time" if budget is None else f"within the budget of {budget:g} s"
+    fewer = f", {len(coverage.shortened)} of them on fewer messages or samples, as it was spent" if coverage.shortened else ""
+    left_out = Counter(_NOT_RUN.get(reason.kind, "as no control shows that they work") for reason in coverage.not_run.values())
+    others = "; ".join(f"{count} {why}" for why, count in left_out.most_common())
+    return f"{len(coverage.run)} of {every} attacks were run {limit}{fewer}." + (f" Not run: {others}." if others else "")
 
 
 # Images

@@ -107,6 +107,7 @@ def audit(
     from fedpriv.audit.conditions import conditions
     from fedpriv.audit.public import audit_folders
     from fedpriv.audit.run_audit import AuditOptions
+    from fedpriv.audit.sentences import audited, thoroughness
     from fedpriv.errors import ConditionMet
     from fedpriv.processes import usable_cores
     from fedpriv.recorder.reader import is_record
@@ -127,7 +128,12 @@ def audit(
     for run in report.runs:
         answer = run.concluded
         out.print(styled("\n", (run.name, "bold"), ": ", (answer.words, "bold")), soft_wrap=True)
-        out.print(f"  What to do: {answer.change}{f' {answer.command}' if answer.command else ''}", soft_wrap=True)
+        facts = {"Audited": audited(run), "Title": run.about.title, "Owner": run.about.owner, "Data": run.about.data}
+        facts["What to do"] = answer.change + (f"\n\n    {answer.command}\n" if answer.command else "")
+        facts["How thorough"] = thoroughness(answer.coverage, chosen.budget) if answer.coverage else None
+        for name, text in facts.items():
+            if text is not None:
+                out.print(f"  {name}: {text}", soft_wrap=True)
         for sentence in run.verdict:
             out.print(f"  {sentence}", soft_wrap=True)
         if profile:

@@ -135,7 +135,8 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
     for note in opened.notes:
         out.print(styled(note), soft_wrap=True)
     if output:
-        draw_partition(counts, classes, f"{config.data.name}, {name}: {partition.clients} clients", output)
+        shown = f"{Path(config.data.name).name}, {name}: {partition.clients} clients"
+        draw_partition(counts, classes, shown, output, names)
         out.print(f"drawn: {output}")
     return {
         "dataset": config.data.name,

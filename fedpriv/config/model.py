@@ -9,6 +9,9 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from fedpriv.config.sections import Section
 
+TEXT_MODEL, PAIR_MODEL = "transformer", "fusion"
+"""The nets of texts and of image-text pairs, which their encoders make up; a run's config names them."""
+
 
 class ModelConfig(Section):
     """The net: encoder -> projector -> predictor -> head."""

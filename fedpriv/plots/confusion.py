@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from fedpriv.evaluation.protocols import Confusion
 
-_MOST_NUMBERS, _MOST_NAMES = 20, 100
-"""Most classes for which cells have numbers, and rows and columns have names."""
-_LONGEST_NAME = 20
+_MOST_COUNTS, _MOST_NUMBERS, _MOST_NAMES = 12, 20, 100
+"""Most classes for which cells have counts below their shares, for which they have shares, and for which rows have names."""
+_LONGEST_NAME = 40
 
 
 def confusion_report(confusion: Confusion, classes: Sequence[str], round: int) -> dict[str, Any]:
@@ -53,8 +53,8 @@ def _cells(confusion: Confusion) -> dict[str, Any]:
 def draw_confusion(confusion: Confusion, classes: Sequence[str], path: Path) -> bool:
     """Draw a confusion matrix: a row per true class, coloured by the share of its samples that is predicted as each class.
 
-    If there is room, cells show their share in percent, and rows and columns the class's name. A class without samples is a grey
-    row.
+    If there is room, cells show their share in percent and the number of samples, and rows and columns the class's name; where
+    names are too long for columns, rows have name and number, and columns the number. A class without samples is a grey row.
 
     Args:
         confusion: as for :func:`confusion_report`.
@@ -79,13 +79,13 @@ def draw_confusion(confusion: Confusion, classes: Sequence[str], path: Path) -> 
             shares, interpolation="nearest", norm=PowerNorm(0.5, 0, 1), cmap=colormaps["Blues"].with_extremes(bad="#ebebeb")
         )
         bar = figure.colorbar(image, ax=axes, shrink=0.72, ticks=(0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1))
-        bar.set_label("% of the true class's test samples")
+        bar.set_label("% of the true class's test samples" + (" (number of samples)" if len(classes) <= _MOST_COUNTS else ""))
         bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=None))
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
         _name(axes, classes)
         if len(classes) <= _MOST_NUMBERS:
-            _number(axes, shares)
+            _number(axes, shares, confusion)
         axes.set_xlabel("predicted class")
         axes.set_ylabel("true class")
         accuracy, f1 = np.trace(confusion) / max(1, confusion.sum()), global_summary(confusion)["global_f1_macro"]
@@ -102,15 +102,21 @@ def _name(axes: Axes, classes: Sequence[str]) -> None:
     names = map(printable, classes)
     short = [name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…" for name in names]
     size = min(12.0, 420 / len(classes))  # the axes have some 500 points
-    upright = len(classes) <= 12 and max(map(len, short)) * len(short) <= 72
-    axes.set_xticks(range(len(classes)), short, fontsize=size, rotation=0 if upright else 90, parse_math=False)
-    axes.set_yticks(range(len(classes)), short, fontsize=size, parse_math=False)
+    fit = len(classes) <= 12 and max(map(len, short)) * len(short) <= 72
+    numbers = [str(number) for number in range(len(short))]
+    rows = short if fit or short == numbers else [f"{name}  {number}" for name, number in zip(short, numbers, strict=True)]
+    axes.set_xticks(
+        range(len(classes)), short if fit else numbers, fontsize=size, rotation=90 * (len(classes) > 30), parse_math=False
+    )
+    axes.set_yticks(range(len(classes)), rows, fontsize=size, parse_math=False)
     axes.tick_params(length=2 if len(classes) > _MOST_NUMBERS else 4)
 
 
-def _number(axes: Axes, shares: np.ma.MaskedArray[Any, Any]) -> None:
+def _number(axes: Axes, shares: np.ma.MaskedArray[Any, Any], counts: np.ndarray[Any, Any]) -> None:
     size = min(13.0, 220 / len(shares))
     for (row, column), share in np.ndenumerate(shares.filled(0)):
         if share:
-            text = "<1" if share < 0.01 else f"{100 * share:.0f}"
+            text = "<1 %" if share < 0.01 else f"{100 * share:.0f} %"
+            if len(shares) <= _MOST_COUNTS:
+                text += f"\n({counts[row, column]:,})"
             axes.text(column, row, text, ha="center", va="center", fontsize=size, color="white" if share > 0.4 else "#222222")

@@ -20,6 +20,7 @@ import numpy as np
 from fedpriv.evaluation.protocols import best, mean, worst_tenth
 from fedpriv.scores.catalogue import ACCURACY, Score
 from fedpriv.tracking import Record
+from fedpriv.untrusted.names import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,6 +37,11 @@ _CHARACTER = 0.092
 """Width of a character in a legend, in inches."""
 _WIDE_CHARACTER = 0.125
 """The same for wrapping labels, which may have many wide characters."""
+
+_MOST_NAMED, _LONGEST_NAME = 30, 30
+"""Most clients whose bars are named, and the longest name that is not cut."""
+_FEW_LINES, _SHORT = 6, 40
+"""Most curves with labels of at most so many characters that a legend names; others are numbered, and named in a table."""
 
 _STYLE: Any = {
     "font.size": 12,
@@ -115,16 +121,21 @@ def draw_score(axes: Axes, records: Sequence[Record], score: Score = ACCURACY) -
         axes.set_title(f"{title}: not measured" + (" but by linear probe" if probed else ""))
 
 
-def per_client_score(values: Sequence[float | None], path: Path, score: Score = ACCURACY) -> None:
+def per_client_score(values: Sequence[float | None], path: Path, score: Score = ACCURACY, names: Sequence[str] = ()) -> None:
     """Draw each client's accuracy, or another score, sorted, with the mean and the worst tenth marked.
+
+    Of few clients, the bars have their names.
 
     Args:
         values: one per client; ``None`` for a client that was not evaluated.
+        names: of the clients; none where they are numbers.
         path: the PNG (1500 pixels wide) to write.
     """
     from matplotlib.patches import Patch
 
-    known = sorted((value for value in values if value is not None), reverse=not score.higher_is_better)
+    order = [(value, client) for client, value in enumerate(values) if value is not None]
+    order.sort(key=lambda pair: score.merit(pair[0]))
+    known = [value for value, _ in order]
     average, worst = mean(known), worst_tenth(known, score)
 
     def draw(figure: Figure) -> None:
@@ -141,11 +152,17 @@ def per_client_score(values: Sequence[float | None], path: Path, score: Score = 
         note = f" ({missing} not evaluated)" if missing else ""
         axes.set_title(f"{_capital(score.title)} of {len(known)} clients{note}")
         axes.set_xlabel("clients, from worst to best")
+        if len(known) <= _MOST_NAMED:
+            own = [printable(names[client] if names else str(client)) for _, client in order]
+            wide = sum(map(len, own)) > 80
+            shown = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in own]
+            axes.set_xticks(positions, shown, rotation=90 * wide, fontsize=10 if wide else 12, parse_math=False)
         _limit(axes, score, 1.0)
         axes.grid(axis="x", visible=False)
         axes.margins(x=0.01)
         _score_axis(axes, score)
-        _whole_rounds(axes)
+        if len(known) > _MOST_NAMED:
+            _whole_rounds(axes)
 
     save(draw, path, (10, 5))
 
@@ -158,7 +175,8 @@ def compare_curves(
 ) -> None:
     """Draw several runs side by side: accuracy (or another score) over rounds, over the bytes sent, and against leakage.
 
-    The legend is in the order of the final scores. A run with a single evaluation is a hollow marker.
+    The legend is in the order of the final scores. A run with a single evaluation is a hollow marker. Many curves, and those of
+    long labels, are numbered in this order, and the legend is a table of numbers, labels and final scores.
 
     Args:
         runs: label -> the records of each run (each seed) with that label. For several seeds the line is the mean over the rounds
@@ -173,7 +191,8 @@ def compare_curves(
         for label, group in runs.items()
     }
     lines = [line for text in shown.values() for line in text.splitlines()]
-    longest = max(map(len, lines), default=0) + len(f" (no {score.title})")
+    numbered = len(runs) > _FEW_LINES or max(map(len, runs), default=0) > _SHORT
+    longest = max(map(len, lines), default=0) + len(f" (no {score.title})") + 4 * numbered
     columns = max(1, min(3, len(runs), int(width / (0.8 + _CHARACTER * longest))))
 
     title = _capital(score.title)
@@ -212,6 +231,12 @@ def compare_curves(
             axes.set_xlabel("recovered by an audit's best attack, %")
             axes.set_xlim(-4, 104)
         best_first = sorted(left.get_lines(), key=partial(_end, score), reverse=True)
+        if numbered:
+            numbers = {line.get_label(): number for number, line in enumerate(best_first, 1)}
+            for axes in (left, right):
+                _number(axes, numbers)
+            for line in best_first:
+                line.set_label(f"{numbers[line.get_label()]}  {line.get_label()}{_final(line, score)}")
         figure.legend(handles=best_first, loc="outside lower center", ncols=columns)
 
     crowded = len(runs) > len(PALETTE)
@@ -252,6 +277,32 @@ def _end(score: Score, line: Line2D) -> float:
     """How good the last value of a curve is; minus infinity if it has none."""
     heights = np.asarray(line.get_ydata(), dtype=float)
     return float(heights[-1] if score.higher_is_better else -heights[-1]) if len(heights) else -math.inf
+
+
+def _final(line: Line2D, score: Score) -> str:
+    """The last value of a curve, behind its label; empty if it has none."""
+    return f": {score.shown(_last(line.get_ydata()))}" if len(np.asarray(line.get_ydata())) else ""
+
+
+def _number(axes: Axes, numbers: Mapping[object, int]) -> None:
+    """Write each curve's number at the height of its end, beside the numbers of curves that end as high.
+
+    Args:
+        numbers: by the curves' labels.
+    """
+    low, high = axes.get_ylim()
+    apart, columns = (high - low) / 30, list[float]()  # the highest number of each column
+    ends = [line for line in axes.get_lines() if len(np.asarray(line.get_xdata()))]
+    for y, x, line in sorted(((_last(line.get_ydata()), _last(line.get_xdata()), line) for line in ends), key=lambda end: end[0]):
+        column = next((at for at, top in enumerate(columns) if y - top >= apart), len(columns))
+        columns[column : column + 1] = [y]
+        text, where = str(numbers[line.get_label()]), (7 + 14 * column, 0)
+        axes.annotate(text, (x, y), where, textcoords="offset points", va="center", fontsize=10, color=line.get_color())
+    axes.margins(x=0.05 + 0.03 * len(columns))
+
+
+def _last(values: object) -> float:
+    return float(np.asarray(values, dtype=float)[-1])
 
 
 def _marks(points: Sequence[Any]) -> dict[str, Any]:

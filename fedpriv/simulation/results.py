@@ -67,7 +67,8 @@ def write_results(
         folder.plots.mkdir(exist_ok=True)
         plots.learning_curve(records, folder.plots / "learning_curve.png", metric)
         if metric.name in scores and scores[metric.name].mean is not None:
-            plots.per_client_score(scores[metric.name].per_client, folder.plots / f"per_client_{metric.name}.png", metric)
+            names = folder.facts.get("client_names", ())
+            plots.per_client_score(scores[metric.name].per_client, folder.plots / f"per_client_{metric.name}.png", metric, names)
         if confusion is not None and "global_accuracy" in records[-1]["metrics"]:  # the last round is always evaluated
             counts, classes = confusion()
             only_answer = _only_answer(counts, classes)

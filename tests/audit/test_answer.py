@@ -13,10 +13,12 @@ from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit.answer import CONTRADICTED, MEMBERS, NOT_KNOWN, NOTHING, SAMPLES, WORDS, answer
 from fedpriv.audit.conditions import conditions
+from fedpriv.audit.judge.coverage import coverage
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.results import (
     Answer,
     AuditedRun,
+    Coverage,
     ImageOutcome,
     ImageTarget,
     Interval,
@@ -28,7 +30,7 @@ from fedpriv.audit.results import (
     TextTargetResult,
     Wire,
 )
-from fedpriv.audit.sentences import verdict
+from fedpriv.audit.sentences import thoroughness, verdict
 from fedpriv.frontier.grid import Defence
 from fedpriv.frontier.search import BY_REPLAY
 from tests.audit import built
@@ -445,7 +447,7 @@ def test_what_would_change_it() -> None:
         "fedpriv frontier --config runs/mp/config.yaml --defenses 'mask:last=2 prune:fraction=0.01 gaussian:variance=1e-10..1e-4 "
         "dp-sample:target_epsilon=8+mask:names=[\"statistic.*\"]' --target 'recovered<=0'"
     ), "the head stays with the clients, and no noise covers class centres"
-    assert "defence that meets `recovered<=0`" in sentence
+    assert "defence that meets recovered<=0:" in sentence
     assert "membership_auc" in (changes(with_answer(undefended(), MEMBERS), [])[1] or "")
     assert changes(leaks, [defended(NOTHING)]) == (
         "Measured with mask(last=1), gaussian(variance=0.001), client-level DP (mp-dp): “Nothing was found”, "
@@ -502,7 +504,7 @@ def test_no_target_is_suggested_that_misses_the_finding() -> None:
     run = with_members(member(0.51, 0.4, 0.6, few=point(20, 72, 1e-9)))
     sentence, command = changes(replace(run, answer=answer(run)), [])
     assert words(run) == "Members were identified" and command is None
-    assert sentence == "Treat its messages as unsafe. `fedpriv frontier` has no target that measures this."
+    assert sentence == "Treat its messages as unsafe. No target of fedpriv frontier measures this."
 
 
 def test_no_range_is_suggested_for_sums() -> None:
@@ -551,12 +553,46 @@ def test_a_model_at_chance_or_an_unknown_leakage_is_no_remedy() -> None:
         assert command
 
 
-@pytest.mark.parametrize(
-    ("level", "word"), [(NOT_KNOWN, "could not be mounted"), (NOTHING, "epsilon"), (CONTRADICTED, "accountant")]
-)
-def test_no_change_where_nothing_was_found_or_known(level: int, word: str) -> None:
-    sentence, command = changes(with_answer(undefended(), level), [])
-    assert word in sentence and command is None
+def test_what_to_do_where_nothing_was_found_or_known() -> None:
+    trained = "fedpriv train --config runs/mp/config.yaml --dp sample --target-epsilon 8"
+    plain = undefended(statistics=())
+    for level, word in ((NOT_KNOWN, "could not be mounted"), (NOTHING, "a stronger one may find more")):
+        sentence, command = changes(with_answer(plain, level), [])
+        assert word in sentence and sentence.endswith("this command trains the same with one:") and command == trained
+        sentence, command = changes(with_answer(undefended(), level), [])
+        assert command == f"{trained} --defense '{NO_STATISTICS}'", "no noise covers class centres"
+        for refused in ({"no_dp": True}, {"batch_norm": True}, {"epsilon": epsilon(8.0, level="client")}):
+            sentence, command = changes(with_answer(replace(plain, **refused), level), [])
+            assert word in sentence and sentence.endswith(".") and command is None
+    sentence, command = changes(with_answer(plain, CONTRADICTED), [])
+    assert "accountant" in sentence and command is None
+
+
+def test_an_audit_that_its_budget_cut_is_run_to_the_end() -> None:
+    cut = Coverage(("analytic",), (), {"dlg": Reason("budget spent", "cut: the audit's budget of 60 s was spent")})
+    run = undefended(run_dir="my runs/a", answer=Answer(WORDS[NOT_KNOWN], NOT_KNOWN, "", coverage=cut))
+    sentence, command = changes(run, [])
+    assert "The budget left attacks out" in sentence and command == "fedpriv audit 'my runs/a'"
+
+
+def test_how_thorough_it_was() -> None:
+    """Each attack counts once, on however many messages; what was not run is counted by its reason."""
+    cut, many = Reason("budget spent", "cut"), Reason("too many samples", "72 images behind one message")
+    on_messages = images(image("analytic", 1, 8), no_image("dlg", many))
+    on_singles = images(image("analytic", 1, 8), image("dlg", 1, 8), no_image("idlg", cut), kind="single image")
+    run = built.run(
+        images=(on_messages, on_singles), not_run={"membership": cut, "class centres": Reason("not available", "none was kept")}
+    )
+    found = coverage(run)
+    assert found.run == ("analytic", "dlg") and set(found.not_run) == {"idlg", "membership inference", "class centres"}
+    assert thoroughness(found, 60.0) == (
+        "2 of 5 attacks were run within the budget of 60 s. Not run: 2 as the budget was spent; "
+        "1 as what they need was not sent or kept."
+    )
+    assert thoroughness(Coverage(("a",), ("a",)), 60.0) == (
+        "1 of 1 attacks were run within the budget of 60 s, 1 of them on fewer messages or samples, as it was spent."
+    )
+    assert thoroughness(Coverage(("a", "b")), None) == "2 of 2 attacks were run without a limit of time."
 
 
 def test_attacks_over_several_rounds_are_not_listed_as_untried() -> None:

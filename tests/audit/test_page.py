@@ -13,11 +13,15 @@ import pytest
 
 from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.inference.canaries import CanaryBound
+from fedpriv.audit.answer import concluded
 from fedpriv.audit.page import charts
+from fedpriv.audit.page.blocks import Block, Bullets, Details, Facts, Section, Table
 from fedpriv.audit.page.render import render_html, render_markdown
+from fedpriv.audit.page.sections import sections
 from fedpriv.audit.page.svg import Scale
 from fedpriv.audit.results import (
     About,
+    Answer,
     Audit,
     AuditedRun,
     Canaries,
@@ -26,14 +30,20 @@ from fedpriv.audit.results import (
     ImageOutcome,
     ImageTarget,
     Interval,
+    MeanColour,
     MembershipOutcome,
     Sender,
+    ToldBefore,
+    Wire,
     from_json,
     to_json,
 )
 from fedpriv.errors import FedprivError
+from fedpriv.samples import Modality
+from tests.audit import built
 from tests.audit.sample_findings import findings, pictures, rate
 
+INLINE = {"a", "b", "code", "span"}
 VOID = {"meta", "img", "br", "hr", "input", "link"}
 HOSTILE = '<b onclick="x">\'|`*\n[a](b:c)'
 
@@ -46,6 +56,7 @@ class Page(HTMLParser):
         self.open: list[str] = []
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.texts: list[str] = []
+        self._whole: list[str] = []  # with a space at the tags of blocks
         self.written: list[str] = []  # without those of plots and of the contents
         self.feed(text)
         self.close()
@@ -53,6 +64,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
+        self._whole.append(" " * (tag not in INLINE))
         if tag not in VOID:
             self.open.append(tag)
 
@@ -61,16 +73,18 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+        self._whole.append(" " * (tag not in INLINE))
 
     def handle_data(self, data: str) -> None:
         if self.open[-1:] != ["style"]:
             self.texts.append(data)
+            self._whole.append(data)
             if not {"head", "header", "figure"} & set(self.open):
                 self.written.append(data)
 
     @property
     def text(self) -> str:
-        return " ".join(" ".join(self.texts).split())
+        return " ".join("".join(self._whole).split())
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.tags if name == tag]
@@ -141,6 +155,88 @@ def test_markdown_has_the_page_without_shares_and_drawings(page: Page, markdown:
     }
 
 
+def nothing_in(block: Block) -> bool:
+    """Whether a block shows nothing below its heading."""
+    match block:
+        case Section() | Details():
+            return not block.blocks or all(map(nothing_in, block.blocks))
+        case Table() | Bullets():
+            return not block.rows and not block.empty
+        case Facts():
+            return not list(block.entries)
+    return False
+
+
+def headed(blocks: Sequence[Block]) -> list[Section | Details]:
+    """All blocks with a heading, or that unfold, at any depth."""
+    inside = [block for block in blocks if isinstance(block, Section | Details)]
+    return [block for block in inside if isinstance(block, Details) or block.title] + [
+        inner for block in inside for inner in headed(block.blocks)
+    ]
+
+
+@pytest.mark.parametrize("modalities", [("image",), ("text",), ("image", "text"), ()])
+def test_no_section_is_empty(modalities: tuple[Modality, ...]) -> None:
+    audit = findings()
+    bare = built.run(modalities=modalities, server_knows=(), outsider_knows=(), conditions=(), wire=Wire(), statistics=())
+    bare = concluded(replace(bare, images=(), labels=(), membership=(), centers=(), epsilon=None))
+    audits = [audit, *(replace(audit, runs=(run,)) for run in audit.runs), replace(audit, runs=(bare,), controls=(), options={})]
+    for some in audits:
+        parts = headed(sections(some))
+        assert len(parts) > 4
+        assert not [part for part in parts if nothing_in(part)]
+        assert ("No control" in render_markdown(some)) is False
+        with_controls = {part.title for part in parts if isinstance(part, Section)} & {"Controls"}
+        assert bool(with_controls) == bool(some.controls)
+
+
+def test_clients_and_classes_have_their_names_in_every_table() -> None:
+    hospitals, classes = ("Basel", "Bern", "Chur", "Genf", "Zug", "Ulm", "Jena", "Kiel"), tuple("abcdefghij")
+
+    def with_names(value: Any) -> Any:
+        if isinstance(value, dict):
+            named = {"name": hospitals[value["client"]]} if value.keys() == {"client", "clients", "trained", "name"} else {}
+            return {key: with_names(inner) for key, inner in value.items()} | named
+        return [with_names(inner) for inner in value] if isinstance(value, list) else value
+
+    told = (ToldBefore(client=1, column="", says="70 training samples", bytes=9),)
+    colour = MeanColour(round=1, sender=Sender(0), estimate=(0.5,), true=(0.5,), error=0.0, baseline_error=0.1)
+    every = {"before": told, "mean_colours": (colour,), "client_names": hospitals, "class_names": classes}
+    images, tables_of_rows = findings().runs[0], {"modalities": (), "attributes": (built.attribute(),)}
+    runs = (replace(images, **every), replace(images, **every, **tables_of_rows))
+    shown = tables(render_markdown(from_json(with_names(to_json(replace(findings(), runs=runs))))))
+    found = dict[str, set[str]]()
+    for head, _, *lines in shown:
+        for line in lines:
+            for name, cell in zip(head.split(" | "), line.split(" | "), strict=True):
+                found.setdefault(name.strip("| "), set()).add(cell.strip("| "))
+    assert found["client"] <= {*hospitals, "Basel, Bern"} and len(found["client"]) > 2
+    held = {name for cell in found["holds"] | found["found"] for name in cell.split(", ")} - {"0.500"}
+    assert held and held <= set(classes)
+
+
+def test_of_many_classes_a_table_has_the_number_and_the_differences() -> None:
+    names = tuple(f"intent {number}" for number in range(77))
+    some, other = tuple(range(40)), (*range(1, 40), 70)
+    labels = (
+        built.labels(client=0, round=1, true=some, inferred=some, classes=77),
+        built.labels(client=1, round=1, true=some, inferred=other, classes=77),
+    )
+    text = render_markdown(of_first(findings(), labels=labels, class_names=names))
+    assert "| 40 of 77 | the same | exact |" in text
+    assert "| 40 of 77 | not intent 0; wrongly intent 70 | not exact |" in text
+
+
+def test_terms_lead_to_the_glossary_where_they_first_stand(page: Page) -> None:
+    links = [link["href"] for link in page.all("a") if link.get("class") == "term"]
+    assert "#term-message" in links and "#term-epsilon-delta" in links
+    text = render_html(findings(), pictures())
+    assert text.count('<a class="term" href="#term-message">') == 1
+    before, _, _ = text[text.index("<main>") :].partition('<a class="term" href="#term-message">')
+    shown = re.sub(r"<h\d>.*?</h\d>|<summary>.*?</summary>|<a .*?</a>|<figure.*?</figure>|<[^>]*>", " ", before, flags=re.DOTALL)
+    assert not re.search(r"\bmessages?\b", shown, re.IGNORECASE)
+
+
 def test_known_members_and_untried_attacks_are_shown(page: Page) -> None:
     assert "Known from reconstructions:" in page.text and "13 of 72 training images behind client 0" in page.text
     assert "Not tried: row distance, as no linear layer with a bias was shared." in page.text
@@ -176,12 +272,8 @@ def test_what_was_not_measured_is_said_in_words(page: Page) -> None:
     for sentence in (
         "No attack was mounted on messages of this run",
         "No attack on labels was mounted",
-        "No class centre of this run was attacked",
         "No membership inference was mounted on messages of this run: the local update of a shadow client diverged.",
-        "This run claims no differential privacy",
         "each message states: nothing",
-        "No bytes were recorded",
-        "No form of a message was recorded",
         "worst tenth of the clients not measured",
         "A linear probe on 10.0 % of the labels of cifar10: 42.5 %.",
     ):
@@ -189,7 +281,7 @@ def test_what_was_not_measured_is_said_in_words(page: Page) -> None:
     assert "Not drawn: local" in page.text
     bare = replace(findings(), runs=(), controls=(), options={})
     for text in (Page(render_html(bare, {})).text, render_markdown(bare)):
-        assert "No run was audited." in text and "No control was recorded." in text and "none recorded" in text
+        assert "No run was audited." in text and "Controls" not in text and "Options" not in text
 
 
 FIGURES = {
@@ -209,7 +301,7 @@ def test_any_figure_may_be_missing() -> None:
     audit = replaced(audit, lambda key, leaf: None if key in FIGURES else leaf)
     text = Page(render_html(audit, pictures())).text
     assert "None" not in text.replace("None of the 72", "")
-    assert "No run has both an accuracy and an attacked message" in text
+    assert "Trade-off" not in text
     assert "None" not in render_markdown(audit).replace("None of the 72", "")
 
 
@@ -394,9 +486,29 @@ def test_one_run_has_no_tradeoff_and_a_legend_has_what_there_is() -> None:
     run = audit.runs[0]
     assert charts.tradeoff([run]) is None
     text = Page(render_html(replace(audit, runs=audit.runs[:1]), pictures())).text
-    assert "Only one run has both an accuracy and an attacked message" in text
+    assert "Trade-off" not in text, "there is nothing to compare"
     chart = charts.tradeoff([run, replace(run, name="other")])
     assert chart is not None and [name for _, name in chart.keys] == ["no defence"]
+
+
+@pytest.mark.parametrize("number", [1, 4, 5, 11])
+def test_a_roc_plot_has_at_most_four_curves_and_the_rest_unfolds(number: int) -> None:
+    row = findings().runs[0].membership[0]
+    attacks = tuple(
+        replace(at(row, 0.5 + index / 100, Interval(0.4, 0.6, number)), attack=f"attack {index}") for index in range(number)
+    )
+    plots = charts.rocs(attacks)
+    curves = [[name for _, name in chart.keys if name != "guessing"] for chart in plots]
+    assert all(len(names) <= 4 for names in curves) and sorted(name for names in curves for name in names) == sorted(
+        attack.attack for attack in attacks
+    )
+    assert set(curves[0]) == {f"attack {index}" for index in range(max(0, number - 4), number)}, "the best are shown first"
+    text = render_html(
+        replace(findings(), runs=(replace(findings().runs[0], membership=attacks, answer=Answer("", 1, "")),)), pictures()
+    )
+    section = text[text.index("<h3>Membership</h3>") :]
+    opened = re.sub(r"<details>.*?</details>", "", section, flags=re.DOTALL)
+    assert opened.count("ROC of membership inference") == 1 and section.count("ROC of membership inference") == len(plots)
 
 
 def test_a_legend_says_what_its_curves_differ_in() -> None:
@@ -476,5 +588,5 @@ def test_commands_are_code_in_markdown() -> None:
         return render_markdown(of_first(findings(), answer=replace(run.concluded, change="Not measured.", command=command)))
 
     command = "fedpriv frontier --target 'recovered<=0'"
-    assert f"* **What to do**: Not measured. `{command}`\n" in markdown_with(command)
-    assert "Not measured. `` echo `date` ``\n" in markdown_with("echo `date`")
+    assert f"**What to do.** Not measured.\n\n    {command}\n" in markdown_with(command)
+    assert "Not measured.\n\n    echo `date`\n" in markdown_with("echo `date`")

@@ -265,7 +265,7 @@ def test_a_budget_that_is_spent_is_said_and_nothing_is_known(runs: Callable[[str
     result = fedpriv("audit", runs("mpfedcon"), *QUICK, "--budget", "0.001s", "--json")
     assert result.exit_code == 0, result.output
     (run,) = json.loads(result.stdout.splitlines()[-1])["runs"]
-    cut = "cut: the audit's budget of 0.001 s was spent"
+    cut = "the audit's budget of 0.001 s was spent"
     why = [item["status"]["reasons"] for target in run["images"] for item in target["outcomes"]]
     assert all(reasons == [{"kind": "budget spent", "text": cut}] for reasons in why)
     parts = ("shadow clients", "class centres", "membership")

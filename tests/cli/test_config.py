@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from fedpriv.api.request import check_names
 from fedpriv.cli.config_keys import as_yaml, keys, sections
 from fedpriv.config import RunConfig, load_config, lookup
+from fedpriv.config.model import PAIR_MODEL, TEXT_MODEL
+from fedpriv.errors import UnknownName
 from fedpriv.untrusted import plain_yaml
 from tests.cli.test_attack import Fedpriv, last_line
 
@@ -105,6 +109,15 @@ def test_nothing_is_written_of_what_cannot_be(
 ) -> None:
     result = fedpriv("init", *arguments)
     assert result.exit_code == 2 and words in result.output and not list(empty_folder.iterdir())
+
+
+def test_the_nets_of_texts_and_pairs_are_known_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's config names them, so that ``--config`` takes it again."""
+    monkeypatch.delitem(sys.modules, "torch")  # names are checked without it
+    for net in (TEXT_MODEL, PAIR_MODEL):
+        check_names(RunConfig.model_validate({"model": {"name": net}}))
+    with pytest.raises(UnknownName, match="unknown model 'transforme'"):
+        check_names(RunConfig.model_validate({"model": {"name": "transforme"}}))
 
 
 def test_a_file_that_is_there_stays(fedpriv: Fedpriv, empty_folder: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_runs import line
+from matplotlib.figure import Figure
 from PIL import Image
 
 from fedpriv.plots import PALETTE, client_gains, compare_curves, learning_curve, per_client_score
 from fedpriv.plots.curves import _look, draw_score
+from fedpriv.scores.catalogue import ACCURACY, score_named
 from fedpriv.tracking import Record
 from tests.marks import quick_first
 
@@ -42,6 +45,42 @@ def test_learning_curve_of_a_diverged_run(tmp_path: Path) -> None:
 def test_per_client_accuracy(tmp_path: Path, accuracies: list[float | None]) -> None:
     per_client_score(accuracies, tmp_path / "clients.png")
     assert drawn(tmp_path / "clients.png")
+
+
+def test_bars_of_few_clients_have_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+
+    def bars(*arguments: Any) -> list[str]:
+        per_client_score(arguments[0], tmp_path / "clients.png", *arguments[1:])
+        return [text.get_text() for text in figures.pop().axes[0].get_xticklabels()]
+
+    assert bars([0.9, None, 0.5], ACCURACY, ("Basel", "Bern", "$Chur")) == ["$Chur", "Basel"]
+    assert bars([0.9, 0.2, 0.5], score_named("brier")) == ["0", "2", "1"], "from worst to best"
+    assert len(bars([0.5] * 31, ACCURACY, [f"client {number}" for number in range(31)])) < 31
+
+
+def test_many_curves_and_long_labels_are_numbered_from_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    last = {f"run {number}": line(20, level=0.5 + number / 20, seed=number)["metrics"]["accuracy"] for number in range(8)}
+    compare_curves(
+        {name: [[line(n, level=0.5 + i / 20, seed=i) for n in range(21)]] for i, name in enumerate(last)}, tmp_path / "c.png"
+    )
+    compare_curves({"a" * 41: [records(3)]}, tmp_path / "c.png")
+    compare_curves({"a": [records(3)], "b": [records(3)]}, tmp_path / "c.png")
+    many, long, few = figures
+    best_first = sorted(last, key=lambda name: -last[name])
+    wanted = [f"{number}  {name}: {last[name]:.1%}" for number, name in enumerate(best_first, 1)]
+    assert [text.get_text() for text in many.legends[0].get_texts()] == wanted
+    for axes in many.axes:
+        assert {text.get_text(): text.xy[1] for text in axes.texts} == {
+            str(number): pytest.approx(last[name]) for number, name in enumerate(best_first, 1)
+        }
+    many.canvas.draw()
+    boxes = [text.get_window_extent() for text in many.axes[0].texts]
+    assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i]), "no number hides another"
+    assert [text.get_text() for text in long.axes[0].texts] == ["1"] and not few.axes[0].texts
 
 
 @pytest.mark.slow

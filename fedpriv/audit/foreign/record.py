@@ -170,7 +170,10 @@ class FolderRecord(RecordedSamples):
         if self.summed:
             members = len(self.recorded.behind(name))
             return Sender(None, members, members)
-        return Sender(client, name=name)
+        return self.one_client(client)
+
+    def one_client(self, client: int) -> Sender:
+        return Sender(client, name=self.client_name(client))
 
     def observation(self, message: Message, threat: ThreatModel, what: str = "") -> Observation:
         update, samples = self.update(message), len(self.labels(message.client))

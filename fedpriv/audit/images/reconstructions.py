@@ -111,7 +111,7 @@ def on_single_images(record: Record, round: int, client: int, seed: int, say: Sa
     target, attempts = of_messages(record, title, alone.messages, images, labels, alone.views), list[ImageAttempt]()
     for part, tried in _parts(target):
         attempts += until_decided(part, tried, seed, say, most, workers, enough=all_found(attempts))
-    return Attacked(target, "single image", round, Sender(client), attempts)
+    return Attacked(target, "single image", round, record.one_client(client), attempts)
 
 
 def _parts(target: Target) -> Iterator[tuple[Target, list[Attacker[ImageAttack]]]]:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from fedpriv.attacks.core.status import Reason
 from fedpriv.audit.answer import CLASSES, CONTRADICTED, MEMBERS, NOT_KNOWN, NOTHING, SINGLES, WORDS_OF_TEXTS
 from fedpriv.audit.conditions import Condition, conditions
 from fedpriv.audit.formats import percent, ranked
 from fedpriv.audit.judge import members
 from fedpriv.audit.judge.images import gives_away
+from fedpriv.audit.judge.known import was_cut
 from fedpriv.audit.judge.measures import membership_auc
 from fedpriv.audit.record.statistics import OF_MODEL, RUNNING
 from fedpriv.audit.results import AuditedRun
 
 _NO_STATISTICS, _NO_RUNNING = 'mask:names=["statistic.*"]', 'mask:names=["*.running_*"]'
+_EPSILON = 8
 _REMOVABLE = {"centers", "counts"}
 """Statistics that a method can do without; others, such as control variates, it needs."""
 
@@ -29,10 +32,20 @@ def changes(run: AuditedRun, alike: Sequence[AuditedRun]) -> tuple[str, str | No
     level = run.concluded.level
     if level == CONTRADICTED:
         return "Noise and clipping as the privacy accountant assumes; until then its epsilon means nothing.", None
+    bounded = "Only an epsilon bounds what all attacks can find"
+    trained = None if run.epsilon is not None or not _may_be_private(run) else _with_epsilon(run)
     if level == NOTHING:
-        return "Nothing, by these attacks. A stronger attack may find more; only an epsilon bounds what all of them can.", None
+        first = "Nothing, by these attacks; a stronger one may find more."
+        return (first, None) if run.epsilon is not None else (f"{first} {bounded}{_by(trained)}", trained)
     if level == NOT_KNOWN:
-        return "Treat its messages as unsafe. Why these attacks could not be mounted is said below.", None
+        first = "Treat its messages as unsafe."
+        if run.source == "run" and any(map(was_cut, _why_not(run))):
+            return (
+                f"{first} The budget left attacks out; this command runs them, too:",
+                f"fedpriv audit {shlex.quote(run.run_dir)}",
+            )
+        first += " Why attacks could not be mounted is said below."
+        return (first, None) if run.epsilon is not None else (f"{first} {bounded}{_by(trained)}", trained)
     if run.source == "update":
         return "Treat the message as unsafe. Add a defence, and audit a message with it.", None
     better = [other for other in alike if other.concluded.level > level and other.concluded.level != NOT_KNOWN]
@@ -46,8 +59,33 @@ def changes(run: AuditedRun, alike: Sequence[AuditedRun]) -> tuple[str, str | No
     tried = "Treat its messages as unsafe."
     tried += f" None of the other defences that were audited here ({len(alike)}) changes that." if alike else ""
     if (target := _target(run)) is None:
-        return f"{tried} `fedpriv frontier` has no target that measures this.", None
-    return f"{tried} This command searches for the most accurate defence that meets `{target}`:", _command(run, target)
+        return f"{tried} No target of fedpriv frontier measures this.", None
+    return f"{tried} This command searches for the most accurate defence that meets {target}:", _command(run, target)
+
+
+def _why_not(run: AuditedRun) -> Iterator[Reason]:
+    """Why attacks were not run."""
+    covered = run.concluded.coverage
+    yield from () if covered is None else covered.not_run.values()
+
+
+def _by(command: str | None) -> str:
+    return "." if command is None else "; this command trains the same with one:"
+
+
+def _with_epsilon(run: AuditedRun) -> str:
+    without = f" --defense {shlex.quote(_NO_STATISTICS)}" if {statistic.what for statistic in run.statistics} - OF_MODEL else ""
+    return f"fedpriv train --config {_config(run)} --dp sample --target-epsilon {_EPSILON}{without}"
+
+
+def _config(run: AuditedRun) -> str:
+    return shlex.quote(f"{run.run_dir}/config.yaml")
+
+
+def _may_be_private(run: AuditedRun) -> bool:
+    """Whether sample-level differential privacy may cover all that the run sends, at most without its statistics."""
+    statistics = {statistic.what for statistic in run.statistics} - OF_MODEL
+    return run.source == "run" and not run.batch_norm and not run.no_dp and statistics <= _REMOVABLE
 
 
 def _target(run: AuditedRun) -> Condition | None:
@@ -91,11 +129,10 @@ def _command(run: AuditedRun, target: Condition) -> str:
     if RUNNING in sent and target.measure == "membership_auc":
         without.append(_NO_RUNNING)
     defences = ["+".join([defence, *without]) for defence in (*_masks(run), *pruned, *noise)]
-    if run.epsilon is None and (removable or not statistics) and not run.batch_norm:
-        defences.append("dp-sample:target_epsilon=8" + (f"+{_NO_STATISTICS}" if removable else ""))
+    if run.epsilon is None and _may_be_private(run):
+        defences.append(f"dp-sample:target_epsilon={_EPSILON}" + (f"+{_NO_STATISTICS}" if removable else ""))
     listed = " ".join(["+".join(without), *defences] if without else defences)
-    config = shlex.quote(f"{run.run_dir}/config.yaml")
-    return f"fedpriv frontier --config {config} --defenses '{listed}' --target '{target}'"
+    return f"fedpriv frontier --config {_config(run)} --defenses '{listed}' --target '{target}'"
 
 
 def _masks(run: AuditedRun) -> list[str]:

@@ -15,8 +15,8 @@ from fedpriv.audit.page.svg import LEFT, RIGHT, TOP, WIDTH, Scale, Write, across
 from fedpriv.audit.results import AuditedRun, ImageTarget, MembershipOutcome
 from fedpriv.scores.catalogue import score_named
 
-_CURVES = 8
-"""Most curves in a plot; more would hide each other."""
+CURVES = 4
+"""Most curves in a ROC plot; more would hide each other."""
 _LARGEST = 15  # radius in pixels of the run with most bytes
 
 
@@ -96,11 +96,11 @@ def tradeoff(runs: Sequence[AuditedRun]) -> Chart | None:
 
 
 def success(target: ImageTarget, limit: str) -> Chart | None:
-    """Shares of images recovered with their intervals, a row per attacker and per baseline."""
+    """Shares of images recovered with their intervals, a row per attacker that was run and per baseline."""
     rows = [("attacker", outcome.attack, figures.success[limit]) for outcome, figures in images.ran(target)]
-    rows += [("guess", name, guess.success[limit]) for name, guess in target.baselines.items()]
     if not rows:
         return None
+    rows += [("guess", name, guess.success[limit]) for name, guess in target.baselines.items()]
     height, end = 36, WIDTH - RIGHT
     x, bottom = Scale(0, 1, 10, end), height * len(rows) + 6
     parts = [element("line", class_="grid", x1=x(value), y1=4, x2=x(value), y2=bottom) for value in x.ticks()]
@@ -133,12 +133,20 @@ def descent(target: ImageTarget) -> Chart | None:
 
 
 def roc(attacks: Sequence[MembershipOutcome]) -> Chart | None:
-    """The ROC of membership inference on logarithmic axes, which show low false-positive rates; of many attacks, the best."""
+    """The ROC of the best attacks of membership inference."""
+    return next(iter(rocs(attacks)), None)
+
+
+def rocs(attacks: Sequence[MembershipOutcome]) -> list[Chart]:
+    """The ROC of membership inference on logarithmic axes, which show low false-positive rates: plots of :data:`CURVES` attacks
+    each, those of the largest area first."""
     curves = [attack for attack in members.ran(attacks) if len(attack.points.roc) > 1]
-    if not curves:
-        return None
-    best = sorted(range(len(curves)), key=lambda i: curves[i].auc, reverse=True)[:_CURVES]
-    shown = [curves[i] for i in sorted(best)]
+    best_first = sorted(range(len(curves)), key=lambda i: -curves[i].auc)
+    parts = (sorted(best_first[start : start + CURVES]) for start in range(0, len(curves), CURVES))
+    return [_roc([curves[i] for i in part]) for part in parts]
+
+
+def _roc(shown: Sequence[members.Separation]) -> Chart:
     fewest = 10.0 ** -math.ceil(math.log10(max(10, *(attack.points.non_members for attack in shown))))
     x, y = across(fewest, 1, log=True), upwards(fewest, 1, log=True)
     parts = [frame(x, y, ("non-members falsely accused (FPR)", "members found (TPR)"), (_decade, _decade))]

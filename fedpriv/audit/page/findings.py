@@ -49,6 +49,8 @@ from fedpriv.audit.results import (
 from fedpriv.audit.sentences import epsilon_notes, known_members
 
 Cells = Sequence[Content]
+_MOST_CLASSES = 8
+"""Most classes that a cell names."""
 
 
 def findings(run: AuditedRun) -> Iterator[Section]:
@@ -59,10 +61,14 @@ def findings(run: AuditedRun) -> Iterator[Section]:
         yield _attacks_on("texts", run, list(map(_texts, run.texts)), words.NO_TEXTS, words.FEW_TEXTS)
     if not run.modalities:
         yield _attacks_on("rows", run, list(map(_rows, run.rows)), words.NO_ROWS, words.FEW_ROWS)
-    yield from (_classes(run), _centers(run), _membership(run))
+    yield _classes(run)
+    if run.centers or "class centres" in run.not_run:
+        yield _centers(run)
+    yield _membership(run)
     if not run.modalities:
         yield _attributes(run)
-    yield _epsilon(run)
+    if run.epsilon is not None:
+        yield _epsilon(run.epsilon)
     if run.comparison is not None:
         yield _sums(run)
 
@@ -116,9 +122,7 @@ def _images(run: AuditedRun, target: ImageTarget) -> Section:
 
 def _drawings(target: ImageTarget) -> Iterator[Block]:
     """The picture and the plots of a target."""
-    if target.picture is None:
-        yield nothing("There is no picture of this attack.")
-    else:
+    if target.picture is not None:
         attacks = listed([outcome.attack for outcome, _ in images.ran(target)], "no attacker")
         alt = f"{target.title}: original images in the first row, below them what {attacks} reconstructed from the message."
         yield Picture(target.picture, "Originals and reconstructions", alt)
@@ -128,8 +132,6 @@ def _drawings(target: ImageTarget) -> Iterator[Block]:
     shares = f"Images recovered (MSE < {images.LIMIT}), with 95 % intervals."
     captioned = ((success, shares), (descent, words.LOSSES))
     yield Section("", [Figure(chart, caption) for chart, caption in captioned if chart], "charts")
-    if descent is None:
-        yield Paragraph(Styled("No attack recorded a loss curve.", "small"))
 
 
 def _texts(target: TextTargetResult) -> Section:
@@ -182,7 +184,7 @@ def _rows(target: RowTarget) -> Section:
 def _attributes(run: AuditedRun) -> Section:
     """Hidden values of columns, the largest advantage first."""
     heads = (
-        "column", "#round", "#client", "#values", "%named with the message", "%by the other columns", "#difference",
+        "column", "#round", "client", "#values", "%named with the message", "%by the other columns", "#difference",
         "95 % interval for all at once", "outcome",
     )  # fmt: skip
     inferred = sorted(attributes.ran(run.attributes), key=lambda attack: -attack.figures.together.low)
@@ -261,21 +263,28 @@ def _classes(run: AuditedRun) -> Section:
     """The classes by rules, over rounds, and by shadow clients."""
 
     def sets(result: LabelResult) -> tuple[str, str, str]:
-        return listed(result.true), listed(result.inferred), "exact" if result.exact else "not exact"
+        true, inferred = (_few_classes(run, classes) for classes in (result.true, result.inferred))
+        if max(len(result.true), len(result.inferred)) > _MOST_CLASSES:
+            missed, wrong = set(result.true) - set(result.inferred), set(result.inferred) - set(result.true)
+            true = f"{len(result.true)} of {result.classes}"
+            differ = {"not": missed, "wrongly": wrong}
+            inferred = "; ".join(f"{how} {_few_classes(run, sorted(of))}" for how, of in differ.items() if of) or "the same"
+        return true, inferred, "exact" if result.exact else "not exact"
 
     held = ("~holds", "~found", "outcome")
-    heads = ("#round", "#client", "how", *held, "#counts right", "~note")
+    noted = any(result.note for result in run.labels)
+    heads = ("#round", "client", "how", *held, "#counts right", *["~note"] * noted)
     rows = []
     for result in run.labels:
         how = (result.sender.short, result.rule or "no rule applies")
-        rows.append(Row((result.round, *how, *sets(result), percent(result.count_accuracy), result.note)))
+        rows.append(Row((result.round, *how, *sets(result), percent(result.count_accuracy), *[result.note] * noted)))
     rule_heads = ("rule", "best for", "sets found exactly", "95 % interval for all rules at once", "#counts right")
     rule_rows = []
     for rule in run.label_rules:
         best = [what for what, is_best in (("sets", rule.best), ("counts", rule.best_counts)) if is_best]
         right = (counted(rule.exact), interval(rule.together), percent(rule.count_accuracy))
         rule_rows.append(Row((rule.rule, " and ".join(best) or None, *right, rule.rests_on, rule.not_applicable)))
-    joint_heads = ("#client", "#messages", *held, "#exact on their own", "#counts right", "#mean of single messages")
+    joint_heads = ("client", "#messages", *held, "#exact on their own", "#counts right", "#mean of single messages")
     joint_rows = []
     for result in run.labels_over_rounds:
         counts = (percent(result.count_accuracy), percent(result.single_count_accuracy))
@@ -287,6 +296,16 @@ def _classes(run: AuditedRun) -> Section:
         _shadow_labels(run),
     )
     return Section("Which classes a client holds", blocks)
+
+
+def _class_names(run: AuditedRun, classes: Sequence[int]) -> str:
+    return listed([run.class_names[number] if run.class_names else number for number in classes])
+
+
+def _few_classes(run: AuditedRun, classes: Sequence[int]) -> str:
+    """The names of classes, of many the first ones."""
+    more = len(classes) - _MOST_CLASSES
+    return _class_names(run, classes[:_MOST_CLASSES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _shadow_labels(run: AuditedRun) -> Paragraph:
@@ -302,7 +321,7 @@ def _shadow_labels(run: AuditedRun) -> Paragraph:
         f"Trained on {shadow.shadows} shadow clients, in round {shadow.round}, and tested on {report.clients} clients: the whole "
         f"set right for {percent(report.exact)} (95 % interval {interval(exact)}){lacking}. "
         f"F1 {plain(report.f1)}, where constant answers reach {plain(report.majority_f1)} (what most clients have) and "
-        f"{plain(report.all_f1)} (every class); AUC {plain(report.auc)}."
+        f"{plain(report.all_f1)} (every class){'' if report.auc is None else f'; AUC {plain(report.auc)}'}."
     )
 
 
@@ -311,7 +330,7 @@ def _centers(run: AuditedRun) -> Section:
     if not run.centers:
         return Section(title, [nothing(f"No class centre of this run was attacked{_because(run, 'class centres')}")])
     heads = (
-        "#round", "#client", "#classes", "~samples of each", "#median MSE to the class mean", "#the same for a guess",
+        "#round", "client", "#classes", "~samples of each", "#median MSE to the class mean", "#the same for a guess",
         "%images recovered", "#distance of the true images", "#of those found",
     )  # fmt: skip
     rows, drawings = [], list[Block]()
@@ -323,7 +342,7 @@ def _centers(run: AuditedRun) -> Section:
         rows.append(Row((*about, *errors, measured(rate) if rate.successes else f"none of {rate.n}", *distances)))
         if outcome.picture is not None:
             whose = f"Round {outcome.round}, {outcome.sender.named}"
-            which = f"{'classes' if n > 1 else 'class'} {listed(outcome.classes[:SHOWN])}"
+            which = f"{'classes' if n > 1 else 'class'} {_class_names(run, outcome.classes[:SHOWN])}"
             drawings.append(Paragraph(f"{whose}: {which}{', from left to right' if n > 1 else ''}"))
             alt = words.CENTER_PICTURE.format(whose=whose)
             drawings.append(Picture(outcome.picture, "Images drawn from class centres", alt))
@@ -337,13 +356,16 @@ def _membership(run: AuditedRun) -> Section:
     attacks = [separation.outcome for separation in separations]
     if not attacks:
         blocks.append(nothing(f"No membership inference was mounted on messages of this run{_because(run, 'membership')}"))
-    elif chart := charts.roc(run.membership):
-        blocks.append(Figure(chart, words.ROC))
+    else:
+        drawn = [Figure(chart, words.ROC) for chart in charts.rocs(run.membership)]
+        blocks += drawn[:1]
+        if others := drawn[1:]:
+            blocks.append(Details("The curves of the other attacks", [Section("", others, "charts", drawn=True)]))
     # The false-positive rates for which some attack has enough non-members; the notes name the others.
     resolved = {at for attack in separations for at, point in attack.points.at.items() if point is not None}
     rates, bounded = sorted(resolved, reverse=True), any(attack.epsilon_lower is not None for attack in attacks)
     last = ["#members, non-members", "#epsilon at least"][: 1 + bounded]
-    heads = ("attack", "#round", "#client", "%AUC (95 %)", *(f"%TPR at FPR {at}" for at in rates), *last)
+    heads = ("attack", "#round", "client", "%AUC (95 %)", *(f"%TPR at FPR {at}" for at in rates), *last)
     rows = []
     for attack in separations:
         auc, outcome = attack.points.auc, attack.outcome
@@ -405,9 +427,7 @@ def contradicts(epsilon: Epsilon) -> bool:
     return lower is not None and lower[0] > epsilon.upper
 
 
-def _epsilon(run: AuditedRun) -> Section:
-    if (epsilon := run.epsilon) is None:
-        return Section("Epsilon", [nothing(words.NO_BOUNDS[run.source])])
+def _epsilon(epsilon: Epsilon) -> Section:
     lower = lower_bound(epsilon)
     from_below = (Styled(short(lower[0]), "large"), " ≤ ") if lower else ()
     below = f"shown by the {lower[1]}, with 95 % confidence" if lower else "no bound of this kind from an attack"

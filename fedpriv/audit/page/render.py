@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from fedpriv.audit import formats
 from fedpriv.audit.page.blocks import Content, Inline, Measured, Styled, Table
 from fedpriv.audit.page.sections import sections, title
+from fedpriv.audit.page.words import GLOSSARY
 from fedpriv.audit.results import Audit
 from fedpriv.errors import FedprivError
 from fedpriv.untrusted.names import printable
@@ -38,7 +39,8 @@ def render_html(audit: Audit, pictures: Mapping[str, bytes]) -> str:
             raise FedprivError(f"the audit names the picture {name}, which is not among those given")
         return "data:image/png;base64," + base64.b64encode(pictures[name]).decode()
 
-    return _template("audit.html.j2").render(audit=audit, title=title(audit), sections=sections(audit), picture=picture)
+    parts = {"title": title(audit), "sections": sections(audit), "picture": picture, "linked": _links_to_terms()}
+    return _template("audit.html.j2").render(audit=audit, **parts)
 
 
 def render_markdown(audit: Audit) -> str:
@@ -58,9 +60,41 @@ def _template(name: str) -> Template:
         autoescape=True,
         finalize=_shown if name == "audit.html.j2" else _line,
     )
-    environment.filters |= {"listed": formats.listed, "plain": formats.plain, "moment": _moment, "parts": _parts, "grid": _grid}
+    environment.filters |= {
+        "listed": formats.listed,
+        "plain": formats.plain,
+        "moment": _moment,
+        "parts": _parts,
+        "grid": _grid,
+        "anchor": _anchor,
+    }
     environment.filters |= {"kind": lambda block: type(block).__name__, "verbatim": _verbatim, "code": _code}
     return environment.get_template(name)
+
+
+def _links_to_terms() -> Callable[[str], Markup]:
+    """A function that makes the first mention of each term, in all texts that it is given, a link to the glossary."""
+    anchors = {word.casefold(): _anchor(entry) for entry in GLOSSARY for word in entry.split(", ")}
+    longest_first = sorted(anchors, key=len, reverse=True)
+    mention = re.compile(rf"\b({'|'.join(map(re.escape, longest_first))})s?\b", re.IGNORECASE)
+    left = set(anchors)
+
+    def linked(text: str) -> Markup:
+        parts, at = list[Markup](), 0
+        for match in mention.finditer(shown := printable(text)):
+            if (word := match[1].casefold()) in left:
+                left.remove(word)
+                link = '{}<a class="term" href="#{}">{}</a>'
+                parts.append(Markup(link).format(shown[at : match.start()], anchors[word], match[0]))
+                at = match.end()
+        return Markup("").join([*parts, escape(shown[at:])])
+
+    return linked
+
+
+def _anchor(entry: str) -> str:
+    """The target of links to an entry of the glossary."""
+    return "term-" + re.sub(r"\W+", "-", entry)
 
 
 def _moment(iso: str) -> str:

@@ -45,33 +45,37 @@ from fedpriv.audit.page.blocks import (
     nothing,
 )
 from fedpriv.audit.results import About, Audit, AuditedRun, TargetKind, TensorInfo
+from fedpriv.audit.sentences import audited, thoroughness
 from fedpriv.scores.catalogue import score_named
 
 _NONE = "No run was audited."
+_FEW = 12
+"""Most rows of a table of details that the page shows unfolded."""
 
 
 def title(audit: Audit) -> str:
     """The heading of the page."""
     if audit.runs and audit.runs[0].source == "update":
         return "Privacy audit of one update"
-    if len(audit.runs) == 1 and (given := audit.runs[0].about.title) is not None:
-        return f"Privacy audit: {given}"
-    return f"Privacy audit of {len(audit.runs)} federated run{'s' * (len(audit.runs) != 1)}"
+    given = {run.about.title for run in audit.runs}
+    if len(given) == 1 and (shared := next(iter(given))) is not None:
+        return f"Privacy audit: {shared}"
+    if len(audit.runs) == 1:
+        return f"Privacy audit of {audit.runs[0].method} on {audit.runs[0].dataset}"
+    return f"Privacy audit of {len(audit.runs)} federated runs"
 
 
 def sections(audit: Audit) -> list[Section]:
     """The sections of the page below its heading."""
-    controls = (
-        Paragraph(words.CONTROLS),
-        findings.controls(audit.controls, "Controls", "No control was recorded."),
-        Section("Options of the audit", [Paragraph(listed(paired(audit.options, " = "), "none recorded"))]),
-    )
+    controls: list[Block] = [Paragraph(words.CONTROLS), findings.controls(audit.controls, "Controls")]
+    options = Paragraph(f"{listed(paired(audit.options, ' = '))}.")
     return [
-        _answer(audit.runs),
-        _summary(audit.runs),
-        *([_tradeoff(audit.runs)] if _some(audit.runs, "image") or not audit.runs else []),
+        _answer(audit),
+        *([_summary(audit.runs)] if audit.runs else []),
+        *_tradeoff(audit.runs),
         *(_run(number, run) for number, run in enumerate(audit.runs, 1)),
-        Section("Controls", controls, anchor="controls", link="Controls"),
+        *([Section("Controls", controls, anchor="controls", link="Controls")] if audit.controls else []),
+        *([Section("Options of the audit", [options], anchor="options", link="Options")] if audit.options else []),
         _terms(audit.runs),
     ]
 
@@ -85,8 +89,8 @@ def _some(runs: Sequence[AuditedRun], modality: str) -> bool:
     return any(modality in run.modalities for run in runs)
 
 
-def _answer(runs: Sequence[AuditedRun]) -> Section:
-    cards: list[Block] = [_card(number, run) for number, run in enumerate(runs, 1)]
+def _answer(audit: Audit) -> Section:
+    cards: list[Block] = [_card(audit, number, run) for number, run in enumerate(audit.runs, 1)]
     return Section("Answer", cards or [nothing(_NONE)], anchor="answer", link="Answer")
 
 
@@ -96,10 +100,8 @@ def _terms(runs: Sequence[AuditedRun]) -> Section:
     return Section("Terms", [Facts(terms.items(), "terms")], anchor="terms", link="Terms")
 
 
-def _card(number: int, run: AuditedRun) -> Section:
+def _card(audit: Audit, number: int, run: AuditedRun) -> Section:
     answer, epsilon = run.concluded, run.epsilon
-    about = f" · {run.method} on {run.dataset} · {listed(run.defence, 'no defence')}"
-    about += "" if run.cost.ranked is None else f" · {scored(run.cost)}"
     guarantee = words.NO_GUARANTEE[run.source]
     if epsilon is not None:
         guarantee = f"epsilon at most {bound(epsilon.upper)} at delta {short(epsilon.delta)}, per {epsilon.level}"
@@ -109,21 +111,26 @@ def _card(number: int, run: AuditedRun) -> Section:
         drawings.append(Picture(answer.picture, "The pictures behind this answer", alt))
     elif answer.roc and (chart := charts.roc(run.membership)):
         drawings.append(Figure(chart, words.ROC_OF_ANSWER))
-    change: Content = (answer.change, " ", Styled(answer.command, "code")) if answer.command else answer.change
+    facts = [("Guarantee", guarantee), *_about(run.about, title(audit))]
+    if answer.coverage is not None:
+        facts.insert(0, ("How thorough", thoroughness(answer.coverage, audit.options.get("budget"))))
     blocks = (
-        Paragraph((_link(number, run), about), "soft"),
+        Paragraph((_link(number, run), f" · {audited(run)}"), "soft"),
         Paragraph(Styled(answer.words, "strong"), "words"),
         Paragraph(answer.sentence),
         *drawings,
-        Facts([("What to do", change), ("Guarantee", guarantee), *_about(run.about)]),
-        Details(f"Not tried ({len(answer.not_tried)})", [Bullets(answer.not_tried)]),
+        Paragraph((Styled("What to do.", "strong"), f" {answer.change}")),
+        *([Verbatim(answer.command)] if answer.command else []),
+        Facts(facts),
+        *([Details(f"Not tried, and why ({len(answer.not_tried)})", [Bullets(answer.not_tried)])] if answer.not_tried else []),
     )
     return Section("", blocks, f"answer level-{answer.level}")
 
 
-def _about(about: About) -> Iterator[tuple[str, str]]:
+def _about(about: About, heading: str) -> Iterator[tuple[str, str]]:
+    """What a person says of the run, besides what the page's heading has."""
     for name, text in (("Title", about.title), ("Owner", about.owner), ("Data", about.data)):
-        if text is not None:
+        if text is not None and not (name == "Title" and heading.endswith(f": {text}")):
             yield name, text
 
 
@@ -133,9 +140,8 @@ def _summary(runs: Sequence[AuditedRun]) -> Section:
         "label set found exactly", "membership, AUC", "epsilon",
     )  # fmt: skip
     rows = [Row(tuple(_in_short(number, run))) for number, run in enumerate(runs, 1)]
-    none = "The findings hold no verdict on this run."
-    verdicts = [Section(f"{number} {run.name}", [Bullets(run.verdict, none)]) for number, run in enumerate(runs, 1)]
-    meant = [words.RECOVERED.format(limit=RECOVERED)] if _some(runs, "image") or not runs else []
+    verdicts = [Section(f"{number} {run.name}", [Bullets(run.verdict)]) for number, run in enumerate(runs, 1) if run.verdict]
+    meant = [words.RECOVERED.format(limit=RECOVERED)] if _some(runs, "image") else []
     meant += [words.READ] if _some(runs, "text") else []
     meant += [words.READ_ROWS] if any(run.rows for run in runs) else []
     note = (
@@ -143,7 +149,7 @@ def _summary(runs: Sequence[AuditedRun]) -> Section:
         Paragraph(Styled("How to read this page.", "strong")),
         Bullets(words.READING),
     )
-    table = Table("Summary of all runs", heads, rows, _NONE, look="summary")
+    table = Table("Summary of all runs", heads, rows, look="summary")
     blocks = (table, Section("", verdicts, "verdicts"), Section("", note, "note"))
     return Section("Summary", blocks, anchor="summary", link="Summary")
 
@@ -212,18 +218,15 @@ def _labels_found(run: AuditedRun) -> str | None:
     return "; ".join(ways) or None
 
 
-def _tradeoff(runs: Sequence[AuditedRun]) -> Section:
-    blocks: list[Block] = [nothing("No run has both an accuracy and an attacked message, so there is nothing to draw.")]
-    if chart := charts.tradeoff(runs):
-        blocks = [Figure(chart, words.TRADEOFF, "wide")]
-        for run in (run for run in runs if "image" in run.modalities and not charts.drawable(run)):
-            missing = "its accuracy" if run.cost.ranked is None else "what was recovered from its messages"
-            blocks.append(Paragraph(f"Not drawn: {run.name}, {missing} was not measured.", "soft"))
-    elif any(map(charts.drawable, runs)):
-        only = Styled("Only one run has both an accuracy and an attacked message; its figures are in the summary.", "nothing")
-        command = Styled("fedpriv audit RUN RUN", "code")
-        blocks = [Paragraph((only, " To compare several, audit them together: ", command, "."))]
-    return Section("Trade-off of leakage, accuracy and traffic", blocks, anchor="tradeoff", link="Trade-off", drawn=True)
+def _tradeoff(runs: Sequence[AuditedRun]) -> Iterator[Section]:
+    """The section with the plot; none where fewer than two runs can be drawn."""
+    if (chart := charts.tradeoff(runs)) is None:
+        return
+    blocks: list[Block] = [Figure(chart, words.TRADEOFF, "wide")]
+    for run in (run for run in runs if "image" in run.modalities and not charts.drawable(run)):
+        missing = "its accuracy" if run.cost.ranked is None else "what was recovered from its messages"
+        blocks.append(Paragraph(f"Not drawn: {run.name}, {missing} was not measured.", "soft"))
+    yield Section("Trade-off of leakage, accuracy and traffic", blocks, anchor="tradeoff", link="Trade-off", drawn=True)
 
 
 def _run(number: int, run: AuditedRun) -> Section:
@@ -236,11 +239,11 @@ def _run(number: int, run: AuditedRun) -> Section:
     defence = f"Defence: {listed(run.defence, 'not known' if run.source == 'update' else 'none')}."
     known = {"The server": run.server_knows, "An outsider in transit": run.outsider_knows}
     known["Conditions of this run"] = run.conditions
-    sides = [Section(who, [Bullets(facts, "Nothing is stated.")]) for who, facts in known.items()]
+    sides = [Section(who, [Bullets(facts)]) for who, facts in known.items() if facts]
     blocks: list[Block] = [
         Paragraph((*about, defence), "soft"),
         _sent(run),
-        Section("What each party knows", [Section("", sides, "sides")]),
+        *([Section("What each party knows", [Section("", sides, "sides")])] if sides else []),
         *([_before(run)] if run.before else []),
         *([_statistics(run)] if run.statistics else []),
         *([_noise(run)] if run.snr else []),
@@ -266,17 +269,19 @@ def _sent(run: AuditedRun) -> Section:
     every = ("tensor", "part", "type", "shape", "#bytes", "up", "down", "round 0")
     traffic = ("round", "#all uploads, bytes", "#all downloads, bytes")
     forms = ("form (hash of names, types and shapes)", "#tensors", "#bytes", "~messages")
-    details = (
-        Table("Every tensor", every, tensors),
-        Table("Bytes per round", traffic, list(_traffic(run)), "No bytes were recorded."),
-        Table("Forms of the messages", forms, schemas, "No form of a message was recorded."),
-    )
-    summary = f"Every tensor ({len(tensors)}), bytes per round, and the forms of the messages ({len(schemas)})"
-    blocks = (
-        Table("Bytes by role", ("part of the model", *parts), by_role, "No tensor was recorded."),
+    details = {
+        f"every tensor ({len(tensors)})": Table("Every tensor", every, tensors),
+        "bytes per round": Table("Bytes per round", traffic, list(_traffic(run))),
+        f"forms of the messages ({len(schemas)})": Table("Forms of the messages", forms, schemas),
+    }
+    recorded = {name: table for name, table in details.items() if table.rows}
+    summary = listed(list(recorded))
+    blocks: list[Block] = [
+        Table("Bytes by role", ("part of the model", *parts), by_role),
         Paragraph(f"Besides tensors, each message states: {listed(run.wire.facts, 'nothing')}."),
-        Details(summary, details),
-    )
+    ]
+    if recorded:
+        blocks.append(Details(summary[:1].upper() + summary[1:], list(recorded.values())))
     return Section("What the client sends", blocks)
 
 
@@ -294,12 +299,13 @@ def _traffic(run: AuditedRun) -> Iterator[Row]:
 
 def _before(run: AuditedRun) -> Section:
     """What the clients told of their samples before round 1, from the messages that were kept."""
-    rows = [
-        Row(("all together" if line.client is None else line.client, line.column or "all", line.says, whole(line.bytes)))
-        for line in run.before
-    ]
-    table = Table("Statistics of training samples", ("#client", "column", "~what it tells", "#bytes of the message"), rows)
-    return Section("What is told before training", [Paragraph(words.BEFORE), table])
+    rows, names = [], run.client_names
+    for line in run.before:
+        who: Content = "all together" if line.client is None else names[line.client] if names else line.client
+        rows.append(Row((who, line.column or "all", line.says, whole(line.bytes))))
+    table = Table("Statistics of training samples", ("client", "column", "~what it tells", "#bytes of the message"), rows)
+    shown: Block = table if len(rows) <= _FEW else Details(f"Every statistic ({len(rows)})", [table])
+    return Section("What is told before training", [Paragraph(words.BEFORE), shown])
 
 
 def _statistics(run: AuditedRun) -> Section:
@@ -308,7 +314,7 @@ def _statistics(run: AuditedRun) -> Section:
     for statistic in run.statistics:
         amount = (statistic.tensors, whole(statistic.bytes))
         rows.append(Row((statistic.what, *amount, statistic.says, statistic.attacked or "no")))
-    colours = ("#round", "#client", "#found", "#true", "#off by", "#the data set's mean is off by")
+    colours = ("#round", "client", "#found", "#true", "#off by", "#the data set's mean is off by")
     means = []
     for mean in run.mean_colours:
         both = [", ".join(plain(value, 3) for value in colour) for colour in (mean.estimate, mean.true)]

@@ -47,7 +47,7 @@ TRADEOFF = (
     "leads from the undefended run of the same method."
 )
 ROC_OF_ANSWER = "Members found against others falsely accused, over all thresholds. Both axes are logarithmic."
-ROC = "Both axes are logarithmic, to show low false-positive rates. Of many attacks, the eight of the largest area are drawn."
+ROC = "Both axes are logarithmic, to show low false-positive rates."
 EACH_ALONE = "Each interval is for that attack alone. The answer's is wider, as it holds for all of them at once (Bonferroni)."
 BEFORE = (
     "Before round 1, each client tells the server by what its samples are scaled and coded. The server learns this without an "
@@ -57,12 +57,6 @@ MEAN_COLOUR = "Mean colour of a client's images, from running statistics, in [0,
 EXPOSED = (
     "The defences of this run alter the model and leave {what} unaltered, which may reveal what the defences hide in the model."
 )
-NO_BOUNDS = {
-    "run": "This run claims no differential privacy: no accountant bounds what its messages reveal.",
-    "update": "One message does not say whether noise was added: no accountant bounds what it reveals.",
-    "record": "No client of the record states an epsilon: nothing bounds what the messages reveal.",
-}
-"""By the source of the messages, in place of epsilon where none is known."""
 NO_GUARANTEE = {
     "run": "none: no differential privacy",
     "update": "not known: one message does not say how it was made",
@@ -113,10 +107,10 @@ READING = (
     "Where the best of several membership attacks, or rules for labels, is named, its interval holds for all of them at once "
     "(Bonferroni).",
     "In the easiest case, samples are added until the result is decided; the interval is for the number that was tried.",
-    "An attack counts as evidence only if it recovered images in a control: without a defence, at the same budget, with as "
-    "many images per message. An attack that fails a control is not run; without a control, its failure is no evidence. One that "
-    "optimises and recovers nothing is then tried on other images, on undefended messages of the same net; if it recovers less "
-    "than half of these, its failure is no evidence either.",
+    "An attack counts as evidence only if it recovered samples in a control: without a defence, at the same budget, with as "
+    "many samples per message. An attack that fails a control is not run; without a control, its failure is no evidence. One "
+    "that optimises and recovers nothing is then tried on other samples, on undefended messages of the same net; if it recovers "
+    "less than half of these, its failure is no evidence either.",
     "The easiest case (clients with a single sample, simulated by the audit with the run's own training and defences) shows what "
     "the same attacks reach under the best conditions; the run did not send these messages.",
 )
@@ -125,10 +119,10 @@ GLOSSARY = {
     "one such exchange is a round.",
     "message": "What one client sent in one round, byte for byte.",
     "defence": "What a client does to its message before it sends it: leaving layers out (a mask), clipping, adding noise.",
-    "attack, attacker": "A procedure that infers images or labels from a message and the knowledge of the threat model.",
+    "attack, attacker": "A procedure that infers samples or labels from a message and the knowledge of the threat model.",
     "threat model": "What the attacker is assumed to know and to do; here it follows the protocol and looks at what it receives.",
     "oracle": "An attacker that is given knowledge no attacker has in practice, as a bound on what others could reach.",
-    "baseline": "A guess made without the message, such as a grey picture or the nearest picture of a public set.",
+    "baseline": "A guess made without the message, such as a grey picture, or the most frequent value of a column.",
     "positive control": "A case in which the attack must succeed; it shows that the attack works.",
     "negative control": "A case in which there is nothing to find; it shows that the attack does not succeed by accident.",
     "MSE": "Mean squared error: the mean over pixels of the squared difference of two images; 0 is identical.",

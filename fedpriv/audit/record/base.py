@@ -177,6 +177,10 @@ class Record:
 
     def sender(self, round: int, client: int) -> Sender:
         """Whose message it is: a client's, or a secure sum of several clients'."""
+        return self.one_client(client)
+
+    def one_client(self, client: int) -> Sender:
+        """A client, by its name where it has one."""
         return Sender(client)
 
     def title(self, round: int, client: int, samples: str, steps: int | None = None) -> str:

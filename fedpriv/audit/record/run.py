@@ -27,7 +27,7 @@ from fedpriv.audit.record.earlier_updates import plain_change
 from fedpriv.audit.record.shadow_updates import ShadowUpdates, own_update, regression_inputs, shared_out, single_samples
 from fedpriv.audit.record.statistics import MEANINGS, UNKNOWN, as_gradient, kinds, kinds_of_model, listed, named
 from fedpriv.audit.record.views import recorded, views_of
-from fedpriv.audit.results import Statistic
+from fedpriv.audit.results import Sender, Statistic
 from fedpriv.client.client import check_download
 from fedpriv.data.dataset import Texts
 from fedpriv.data.encoding import Column, NumberColumn
@@ -88,6 +88,10 @@ class RunRecord(Record):
 
     def _stored(self) -> PayloadStore:
         return PayloadStore.of(self.folder)
+
+    def one_client(self, client: int) -> Sender:
+        names = self.folder.facts.get("client_names", ())
+        return Sender(client, name=names[client] if client < len(names) else "")
 
     def of_sums(self) -> list[str]:
         """What the server learns by sums behind masks, in sentences; none without sums."""

@@ -86,7 +86,7 @@ def conditions(record: RunRecord) -> tuple[str, ...]:
 def net_conditions(net: nn.Module) -> tuple[str, ...]:
     """The conditions that follow from the net."""
     drops = [module.p for module in net.modules() if isinstance(module, nn.Dropout)]
-    notes = [f"dropout of {', '.join(f'{p:g}' for p in drops)} while training" if drops else "no dropout"]
+    notes = [f"dropout of {', '.join(dict.fromkeys(f'{p:g}' for p in drops))} while training" if drops else "no dropout"]
     if has_batch_norm(net):
         notes.append("BatchNorm: clients and attacks normalise by the batch")
     return tuple(notes)

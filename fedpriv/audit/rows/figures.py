@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -91,7 +92,8 @@ def example(raw: Tensor, true: Tensor, hits: Tensor, encoding: RowEncoding, cons
 def written(column: object, cell: Cell) -> str:
     """A cell as readers see it."""
     if isinstance(cell, float | int):
-        return f"{cell:.4g}"
+        spread = column.std if isinstance(column, NumberColumn) and column.std > 0 else 1.0
+        return f"{round(cell, 3 - math.floor(math.log10(spread))) + 0.0:.4g}"  # what rounding to float32 leaves of 0 is 0
     if cell is None:
         return "missing" if isinstance(column, NumberColumn) else "another level"
     return cell or "missing"

@@ -55,7 +55,7 @@ def on_single_rows(record: Record, round: int, client: int, seed: int, say: Say,
     labels = torch.stack([record.labels(owner)[at] for owner, at in alone.samples])
     title = f"clients with one row each, {len(alone.messages)} in round {round}"
     target = of_messages(record, title, alone.messages, rows, labels)
-    return _attacked(target, "single row", round, Sender(client), seed, say, min(most, OPTIMISED))
+    return _attacked(target, "single row", round, record.one_client(client), seed, say, min(most, OPTIMISED))
 
 
 def _attacked(

@@ -37,10 +37,10 @@ def on_single_texts(record: Record, round: int, client: int, seed: int, say: Say
     """Attack the messages of simulated clients that hold one text each."""
     n = min(EASIEST, len(record.labels(client)))
     results = record.alone(round, client, n).messages
-    title = f"clients with one text each, {n} of client {client}'s, in round {round}"
+    title = f"clients with one text each, {n} of {record.one_client(client).named}'s, in round {round}"
     ids, labels = record.texts(client)[:n], record.labels(client)[:n]
     target = of_messages(record, title, results, ids, labels)
-    return _attacked(target, "single text", round, Sender(client), seed, say)
+    return _attacked(target, "single text", round, record.one_client(client), seed, say)
 
 
 def _attacked(target: TextTarget, kind: TargetKind, round: int, sender: Sender, seed: int, say: Say) -> TextTargetResult:

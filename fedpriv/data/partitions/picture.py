@@ -1,4 +1,4 @@
-"""The picture of a partition: number of images by client and class."""
+"""The picture of a partition: number of samples by client and class."""
 
 from __future__ import annotations
 
@@ -26,8 +26,17 @@ _STYLE: Any = {
 }
 
 
-def draw_partition(counts: NDArray[np.int64], classes: Sequence[str], title: str, path: Path) -> None:
+_MOST_NAMED, _MOST_CLASSES, _LONGEST_NAME = 30, 100, 32
+"""Most clients and most classes that are named, and the longest name that is not cut."""
+
+
+def draw_partition(
+    counts: NDArray[np.int64], classes: Sequence[str], title: str, path: Path, clients: Sequence[str] = ()
+) -> None:
     """Write a PNG (1500 pixels wide): the clients' sizes above the class counts ``(n, C)`` as a heat map, empty cells white.
+
+    Args:
+        clients: their names; none where they are numbers.
 
     Raises:
         UsageError: the file cannot be written.
@@ -37,12 +46,13 @@ def draw_partition(counts: NDArray[np.int64], classes: Sequence[str], title: str
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    n, many = len(counts), len(classes) > 24
+    n, many = len(counts), len(classes) > _MOST_CLASSES
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(10, 6.4 if len(classes) > 12 else 5.2), layout="constrained")
-        sizes, heat = figure.subplots(2, sharex=True, height_ratios=(1, 2.6))
+        height = 5.2 if len(classes) <= 12 else 6.4 if len(classes) <= 24 or many else 2.6 + 0.16 * len(classes)
+        figure = Figure(figsize=(10, height), layout="constrained")
+        sizes, heat = figure.subplots(2, sharex=True, height_ratios=(1, max(2.6, 0.75 * height - 1)))
         sizes.bar(range(n), counts.sum(axis=1), width=0.82 if n <= 100 else 1.0, color="#0072B2", linewidth=0)
-        sizes.set_ylabel("images")
+        sizes.set_ylabel("samples")
         sizes.set_title(printable(title), parse_math=False)
         sizes.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
         sizes.spines[["top", "right"]].set_visible(False)
@@ -57,18 +67,22 @@ def draw_partition(counts: NDArray[np.int64], classes: Sequence[str], title: str
             extent=(-0.5, n - 0.5, len(classes) - 0.5, -0.5),
             cmap=blues.with_extremes(bad="white"), vmin=0, vmax=max(1, cells.max()),
         )  # fmt: skip
-        shade = "images of the class" + (f", mean of {together} clients" if together > 1 else "")
+        shade = "samples of the class" + (f", mean of {together} clients" if together > 1 else "")
         figure.colorbar(image, ax=heat, label=shade, pad=0.01, ticks=MaxNLocator(nbins=5, integer=True))
         heat.set_xlabel("client")
-        heat.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
+        if n <= _MOST_NAMED and clients:
+            wide = sum(map(len, clients)) > 80
+            heat.set_xticks(range(n), _short(clients), rotation=90 * wide, parse_math=False)
+        else:
+            heat.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
         heat.set_xlim(-0.5, n - 0.5)
         if many:
             heat.set_ylabel("class")
             heat.yaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
         else:
-            names = map(printable, classes)
-            short = [name if len(name) <= 18 else name[:17] + "…" for name in names]
-            heat.set_yticks(range(len(classes)), short, parse_math=False)  # "$5" is no formula
+            heat.set_yticks(
+                range(len(classes)), _short(classes), fontsize=12 if len(classes) <= 24 else 8, parse_math=False
+            )  # "$5" is no formula
         content = io.BytesIO()
         figure.savefig(content, dpi=150, format="png")
     try:
@@ -76,3 +90,8 @@ def draw_partition(counts: NDArray[np.int64], classes: Sequence[str], title: str
         write_atomically(path, content.getvalue())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    shown = map(printable, names)
+    return [name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…" for name in shown]

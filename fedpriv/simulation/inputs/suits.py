@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from fedpriv.config import RunConfig
+from fedpriv.config.model import PAIR_MODEL, TEXT_MODEL
 from fedpriv.data.dataset import Dataset
 from fedpriv.errors import UsageError
 from fedpriv.methods.build import objective_of
 
 Holds: TypeAlias = Literal["images", "texts", "image-text pairs", "rows of a table"]
 """What a data set holds; arrays are as rows of a table."""
-TEXT_MODEL, PAIR_MODEL = "transformer", "fusion"
 
 
 def holds(dataset: Dataset) -> Holds:

@@ -1,0 +1,73 @@
+"""How thorough an audit was: which attacks it ran on a run, which of them its budget shortened, and why it ran no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fedpriv.attacks.core.status import Reason
+from fedpriv.audit.judge.known import was_cut
+from fedpriv.audit.results import AuditedRun, Coverage, ImageOutcome, Part
+
+CLASSES, SHADOWS, CENTERS, ATTRIBUTES = (
+    "classes by rules",
+    "classes by shadow clients",
+    "class centres",
+    "hidden values of columns",
+)
+"""Attacks that have no name of their own."""
+_PARTS: dict[Part, str] = {
+    "images": "reconstruction of images",
+    "single images": "reconstruction of single images",
+    "texts": "reconstruction of texts",
+    "single texts": "reconstruction of single texts",
+    "rows": "reconstruction of rows",
+    "single rows": "reconstruction of single rows",
+    "attributes": ATTRIBUTES,
+    "classes": CLASSES,
+    "class centres": CENTERS,
+    "shadow clients": SHADOWS,
+    "mean colour": "mean colour",
+    "membership": "membership inference",
+    "single uploads": "single uploads behind the sums",
+}
+"""The attacks that go with a part; other parts are no attacks."""
+
+
+def coverage(run: AuditedRun) -> Coverage:
+    """Which attacks were run; one that was not run on a real message, but on another one, was run."""
+    tried, shortened, not_run = dict[str, None](), dict[str, None](), dict[str, Reason]()
+    for name, was_run, reasons in _attempts(run):
+        if was_run:
+            tried[name] = None
+        for reason in reasons:
+            if was_cut(reason):
+                shortened[name] = None
+        if not was_run and reasons and (name not in not_run or was_cut(reasons[0])):
+            not_run[name] = reasons[0]
+    return Coverage(
+        run=tuple(tried),
+        shortened=tuple(name for name in shortened if name in tried),
+        not_run={name: reason for name, reason in not_run.items() if name not in tried},
+    )
+
+
+def _attempts(run: AuditedRun) -> Iterator[tuple[str, bool, tuple[Reason, ...]]]:
+    """(attack, whether it was run, why it was not or was cut) of every attempt, in the order of the page."""
+    for outcome in (outcome for target in (*run.images, *run.texts, *run.rows) for outcome in target.outcomes):
+        cut = (outcome.cut,) if isinstance(outcome, ImageOutcome) and outcome.cut is not None else ()
+        yield outcome.attack, outcome.status.was_run, (*outcome.status.reasons, *cut)
+    for name, results in ((CLASSES, run.labels), (SHADOWS, run.shadow_labels), (CENTERS, run.centers)):
+        if results:
+            yield name, True, ()
+    # Without a statistic, an outcome stands for all attacks of a round.
+    rounds = [reason for attack in run.membership if attack.uses is None for reason in attack.status.reasons]
+    for attack in run.membership:
+        if attack.uses is not None:
+            yield attack.attack, attack.status.was_run, (*attack.status.reasons, *filter(was_cut, rounds))
+    if rounds and all(attack.uses is None for attack in run.membership):
+        yield _PARTS["membership"], False, (rounds[0],)
+    for column in run.attributes:
+        yield ATTRIBUTES, column.status.was_run, column.status.reasons
+    for part, reason in run.not_run.items():
+        if part in _PARTS:
+            yield _PARTS[part], False, (reason,)
