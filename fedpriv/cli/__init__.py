@@ -29,6 +29,7 @@ for _module in (
     "probe",
     "predict",
     "deploy",
+    "deploy_runs",
     "deploy_members",
     "experiment",
     "attack",

@@ -100,19 +100,19 @@ def code_hash(code: str) -> str:
     return code.rpartition("+")[2]
 
 
-def check_code(code: object, who: str) -> None:
-    """Check that another side of a run computes the same as this one.
+def check_code(code: object, what_runs: str) -> None:
+    """Check that some code computes the same as that of this process.
 
     Args:
-        code: its :func:`code_version`, as it says.
-        who: it is, for the message.
+        code: its :func:`code_version`, as another side says.
+        what_runs: subject and verb of the message, such as ``client 2 runs``.
 
     Raises:
-        UsageError: it runs other code.
+        UsageError: it does not.
     """
     if not isinstance(code, str) or code_hash(code) != code_hash(code_version()):
         raise UsageError(
-            f"{who} runs fedpriv {one_line(code)}, and here is fedpriv {code_version()}, which may compute other numbers; "
+            f"{what_runs} fedpriv {one_line(code)}, and here is fedpriv {code_version()}, which may compute other numbers; "
             "install the same version on all machines, and start them again"
         )
 
@@ -155,7 +155,7 @@ def check_alone(facts: Facts, now: float) -> None:
     Raises:
         UsageError: it cannot.
     """
-    check_code(facts.code, f"client {facts.client}")
+    check_code(facts.code, f"client {facts.client} runs")
     if abs(facts.time - now) > MAX_CLOCK_DIFFERENCE:
         raise UsageError(f"the clock of client {facts.client} is {facts.time - now:+.0f} s from the server's; set both by NTP")
     _check_suggestions(facts)

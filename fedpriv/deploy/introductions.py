@@ -103,7 +103,7 @@ class Introductions:
         absent = set(frames)
         for client, answer in self.grid.exchange(frames, self.seconds, 0):
             if isinstance(answer, Frame) and (code := answer.head.get("code")) is not None:
-                check_code(code, self.names[client])  # which may be why it cannot answer
+                check_code(code, f"{self.names[client]} runs")  # which may be why it cannot answer
             why = answer if isinstance(answer, str) else answer.error
             if why is not None or isinstance(answer, str):
                 raise FedprivError(f"{self.names[client]} cannot take part: {one_line(why)}")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import shlex
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from fedpriv.errors import UsageError
@@ -16,6 +18,12 @@ from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking.folder import runs_dir_of
 from fedpriv.tracking.store import TrackingError, default_uri, explained, sqlite_path
 from fedpriv.untrusted.addresses import HIDDEN, keep_secrets, tracking_address, with_secrets
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+ANSWER = 60.0
+"""Seconds for a server's whole answer to a request."""
 
 
 class ForeignStore(UsageError):
@@ -85,6 +93,24 @@ def settle_store(run: RunFolder, uri: str | None) -> None:
         return
     with run.alone(runs=False):
         run.update_facts(tracking=tracking | {"name": "mlflow", "uri": named_store(uri)})
+
+
+def client_of(uri: str) -> MlflowClient:
+    """A client of the store at an address as it is shown. Each answer must be complete within :data:`ANSWER` seconds."""
+    from mlflow import MlflowClient
+
+    _limit_answers()
+    return MlflowClient(tracking_uri=whole_address(uri))
+
+
+@cache
+def _limit_answers() -> None:
+    from mlflow.utils import request_utils
+
+    from fedpriv.untrusted.slow_servers import adapter_within
+
+    module: Any = request_utils
+    module.TCPKeepAliveHTTPAdapter = adapter_within(ANSWER, module.TCPKeepAliveHTTPAdapter)
 
 
 def whole_address(shown: str) -> str:

@@ -25,7 +25,7 @@ from fedpriv.config import read_yaml
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged, load_json, save_json
 from fedpriv.storage.run_folder import RunFolder
-from fedpriv.tracking.access import named_store, permitted_store, same_store, whole_address
+from fedpriv.tracking.access import client_of, named_store, permitted_store, same_store
 from fedpriv.tracking.folder import audit_metrics, read_lines, read_records, read_run
 from fedpriv.tracking.model import MODEL, send_model
 from fedpriv.tracking.names import (
@@ -51,7 +51,6 @@ from fedpriv.tracking.store import (
 from fedpriv.untrusted.addresses import shown_address, without_secrets
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from mlflow.entities import DatasetInput, Metric, Run
 
 ARTIFACTS = (
@@ -164,10 +163,8 @@ class _Copy:
     """One pass over a run folder."""
 
     def __init__(self, run_dir: Path, facts: dict[str, Any], cursor: Cursor) -> None:
-        from mlflow import MlflowClient
-
         self.run_dir, self.facts, self.cursor = run_dir, facts, cursor
-        self.client: MlflowClient = MlflowClient(tracking_uri=whole_address(cursor.uri))
+        self.client = client_of(cursor.uri)
         # The status that was sent before, if it is unknown whether the run is running.
         self.status = STATUS.get(RunFolder(run_dir).status) or cursor.status_sent or "RUNNING"
         self.params = self.points = self.artifacts = 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedpriv.config import TrackingConfig
 from fedpriv.errors import FedprivError
 from fedpriv.files import write_atomically
-from fedpriv.tracking.access import whole_address
+from fedpriv.tracking.access import client_of
 from fedpriv.tracking.store import (
     create_store,
     default_uri,
@@ -84,10 +84,9 @@ def parent_run(folder: Path, tracking: TrackingConfig, name: str) -> Iterator[Fi
 
 def _parent(folder: Path, uri: str, experiment: str, name: str) -> tuple[MlflowClient, str]:
     """A client, and the id of the parent run: that of an earlier call, or a new one."""
-    from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
-    client, file = MlflowClient(tracking_uri=whole_address(uri)), folder / "parent.json"
+    client, file = client_of(uri), folder / "parent.json"
     follow_move(uri)
     try:
         known: Any = json.loads(file.read_text(encoding="utf-8"))

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,23 @@ main(sys.argv[1:])
 """
 """A program that runs the command line until the first round is shown, and prints what it took."""
 
+PROCESS = """
+import json, sys
+def ready(*of, **options):
+    print(json.dumps(sorted(sys.modules)), flush=True)
+    sys.exit()
+"""
+DEPLOYED = {
+    "SuperLink": "import flwr.superlink.cli as at; at.flower_superlink = ready\n"
+    "from fedpriv.deploy.flower.link import run_link; run_link(sys.argv[1])",
+    "SuperExec": "from fedpriv.deploy.flower import tasks as at; at.run_superexec = ready\n"
+    "at.run_node_tasks('127.0.0.1:9', __import__('pathlib').Path(sys.argv[1]))",
+    "node": "from fedpriv.deploy.flower import node as at; at.flower_supernode = ready; at.run_node('127.0.0.1:9', 1.0)",
+    "client": "from fedpriv.deploy.client import socket_server as at; at.serve = ready\n"
+    "from fedpriv.deploy.flower.machines import serve_client; serve_client()",
+}
+"""Processes of a deployment, until they hand over to Flower, or could answer; ``sys.argv[1]`` is a client's file."""
+
 Counts = dict[str, float]
 BOUNDS = Path(__file__).with_name("bounds.json")
 
@@ -73,6 +91,21 @@ def count_start(folder: Path) -> Counts:
         "start: packages without a use": len(set(UNUSED).intersection(facts["modules"])),
         "start: processes": facts["processes"],
     }
+
+
+def count_deployment(folder: Path) -> Counts:
+    """What the processes of a deployment import until they are ready; it needs Flower."""
+    from fedpriv.deploy.flower.paths import make
+
+    file, counts = make(folder / "deployment", 1, "127.0.0.1").client_file(0), Counts()
+    for name, code in DEPLOYED.items():
+        command = [sys.executable, "-c", PROCESS + code, str(file), "socket"]
+        process = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, encoding="utf-8")
+        modules = json.loads(process.stdout)
+        unused = {"torch", *UNUSED} - {"flwr"} if name != "client" else {*UNUSED}
+        counts[f"{name}: modules"] = len(modules)
+        counts[f"{name}: packages without a use"] = len(unused.intersection(modules))
+    return counts
 
 
 @contextmanager
@@ -186,7 +219,8 @@ def count_queries(folder: Path) -> Counts:
 
 def measure(folder: Path) -> Counts:
     """All counts; ``folder`` is for the runs."""
-    return count_start(folder) | count_rounds(folder) | count_queries(folder)
+    deployment = count_deployment(folder) if find_spec("flwr") is not None else {}
+    return count_start(folder) | count_rounds(folder) | count_queries(folder) | deployment
 
 
 def bounds() -> dict[str, Bound]:

@@ -22,7 +22,7 @@ import pytest
 from click.testing import Result
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from fedpriv.cli.deploy import _follow, _show_absent
+from fedpriv.cli.deploy_runs import _follow, _show_absent
 from fedpriv.config import load_config
 from fedpriv.deploy.flower import certificates, internals, machines, tls
 from fedpriv.deploy.flower.paths import ClientFile, DeploymentPaths, make, read_client
@@ -127,8 +127,8 @@ def test_resume_cancels_an_earlier_stop(tmp_path: Path, fedpriv: Callable[..., R
     (folder.path / STOP).touch()
     assert fedpriv("deploy", "resume", folder.path).exit_code == 1, "no server"
     assert (folder.path / STOP).exists() and not any(paths.requests.iterdir())
-    monkeypatch.setattr("fedpriv.cli.deploy.link_of", lambda paths: None)
-    monkeypatch.setattr("fedpriv.cli.deploy._follow", lambda *of: None)
+    monkeypatch.setattr("fedpriv.cli.deploy_runs.link_of", lambda paths: None)
+    monkeypatch.setattr("fedpriv.cli.deploy_runs._follow", lambda *of: None)
     assert fedpriv("deploy", "resume", folder.path).exit_code == 0 and not (folder.path / STOP).exists()
 
 
@@ -208,10 +208,10 @@ def test_run_says_once_that_the_server_is_away_and_that_it_is_back(
     deployment: DeploymentPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warnings: list[str] = []
-    monkeypatch.setattr("fedpriv.cli.deploy.say", lambda text, err: warnings.append(text))
+    monkeypatch.setattr("fedpriv.cli.deploy_runs.say", lambda text, err: warnings.append(text))
     answers = iter([True, False, False, True, False])
     link = SimpleNamespace(start=lambda path: 1, nodes=list, check=lambda number: next(answers))
-    monkeypatch.setattr("fedpriv.cli.deploy.console", lambda: SimpleNamespace(print=lambda *shown, **options: None))
+    monkeypatch.setattr("fedpriv.cli.deploy_runs.console", lambda: SimpleNamespace(print=lambda *shown, **options: None))
     folder = RunFolder.create(load_config(None, {"run_dir": str(tmp_path / "run")}), tmp_path)
     monkeypatch.setattr("time.monotonic", count(0, 6).__next__)
     follow = lambda alive, *of: [alive() for _ in range(5)] != []  # noqa: E731

@@ -117,7 +117,7 @@ def test_a_parent_run_is_found_with_or_without_a_password(runs_dir: Path, monkey
 
     store = f"sqlite:///{runs_dir / 'mlflow.db'}"
     monkeypatch.chdir(runs_dir)  # which is where MLflow puts files by default
-    monkeypatch.setattr("fedpriv.tracking.mirror.whole_address", lambda shown: store)
+    monkeypatch.setattr("fedpriv.tracking.access.whole_address", lambda shown: store)
     monkeypatch.setenv("MLFLOW_RUN_ID", "f" * 32)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", given)
     report = sync(make_run(runs_dir, rounds=1), f"http://me:{SECRET}@host:5000")

@@ -22,7 +22,9 @@ from fedpriv.cli import main
 from fedpriv.cli.report import _ui
 from fedpriv.cli.tracking import _announce
 from fedpriv.storage.run_folder import RunFolder
+from fedpriv.tracking.access import _limit_answers
 from tests.audit.sample_findings import findings
+from tests.untrusted.trickling import HEAD, trickling
 
 
 def call(*arguments: object) -> Result:
@@ -186,6 +188,27 @@ def test_sync_while_the_server_is_still_away(runs_dir: Path, monkeypatch: pytest
     assert result.stderr.strip() == (
         "fedpriv: tracking server http://127.0.0.1:9 does not answer; 2 of 2 runs not sent, their records are kept"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nX-Long: ", HEAD], ids=["headers", "body"])
+def test_sync_ends_where_a_server_sends_a_byte_now_and_then(
+    runs_dir: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    """MLflow tries twice."""
+    monkeypatch.setattr("fedpriv.tracking.access.ANSWER", 1.0)
+    _limit_answers.cache_clear()
+    from mlflow.utils import request_utils
+
+    monkeypatch.setattr(request_utils, "TCPKeepAliveHTTPAdapter", request_utils.TCPKeepAliveHTTPAdapter)
+    request_utils._cached_get_request_session.cache_clear()
+    with trickling(answer) as address:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+        make_run(runs_dir, "a", uri=address)
+        result = call("sync", runs_dir / "a")
+    _limit_answers.cache_clear()
+    request_utils._cached_get_request_session.cache_clear()
+    assert result.exit_code == 1 and f"tracking server {address} does not answer" in result.stderr
 
 
 def test_ui_errors(tmp_path: Path, runs_dir: Path) -> None:

@@ -135,7 +135,7 @@ class ClientNode:
 
     def _describe(self, run: str, request: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
         """Declare what the server must know about the data."""
-        check_code(request.get("code"), "the server")
+        check_code(request.get("code"), "the server runs")
         self.requires.check(config := config_of(request))
         envelope.add(asdict(self._introduction.describe(config, self.requires.covered)))
 
@@ -259,7 +259,7 @@ class ClientNode:
     def _open(self, run: str, setup: Mapping[str, Any], samples: Mapping[str, Any]) -> AgreedRun:
         if self._current is not None and self._current.name == run:
             return self._current
-        check_code(setup.get("code"), f"run {run}")
+        check_code(setup.get("code"), f"run {run} began with")
         config = config_of(setup)
         self.requires.check(config)
         config = config.with_check(self.check_downloads)

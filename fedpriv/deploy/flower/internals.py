@@ -97,6 +97,15 @@ def set_node_intervals(poll: float, heartbeat: int) -> None:
         module.HEARTBEAT_DEFAULT_INTERVAL = heartbeat
 
 
+def set_longest_retry(seconds: int) -> None:
+    """Set the longest pause between two attempts to reach a server, which otherwise grows to 20 s while that is being started."""
+    require_flower()
+    from flwr.supercore.retry import http_retry
+
+    module: Any = http_retry
+    module.MAX_RETRY_DELAY = seconds
+
+
 def wrap_activation(wrap: Callable[[Callable[[Any, Any], Any]], Callable[[Any, Any], Any]]) -> None:
     """Replace the request by which a node joins: ``wrap`` gets Flower's method, of client and request, and gives another."""
     require_flower()

@@ -30,10 +30,11 @@ START = 600.0
 """Seconds for a server to answer after its start: a busy machine takes minutes to import Flower."""
 _BAD_GATEWAY = (502, 503, 504)
 """Status codes of a reverse proxy while the server behind it is not running."""
-RETRY = 5.0
+RETRY = 2.0
 """Seconds between a client's attempts to reach its server."""
 POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
-"""Environment of the processes that start apps: seconds between checks. A run has one app, a client one for each frame."""
+"""Environment of the processes that start apps: seconds between checks, which cost more than all else while nothing goes on. A
+run has one app, a client one for each frame."""
 COUNTERS = "counters.json"
 """File in a client's folder."""
 TASKS = "import sys; from pathlib import Path; from fedpriv.deploy.flower.tasks"
@@ -61,7 +62,7 @@ def server(paths: DeploymentPaths, log_format: LogFormat = "text") -> Iterator[S
     link = SuperLink(address, paths.authority)
     if paths.database.exists():
         compact(paths.database)
-    with Supervisor(paths.log, paths.path, {"FLWR_HOME": str(paths.flower), POLL: "1"}, log_format) as supervisor:
+    with Supervisor(paths.log, paths.path, {"FLWR_HOME": str(paths.flower), POLL: "2"}, log_format) as supervisor:
         supervisor.start(
             "the SuperLink", f"from fedpriv.deploy.flower.link import run_link; run_link({str(paths.counters)!r})",
             "--ssl-ca-certfile", paths.authority, "--ssl-certfile", paths.certificate, "--ssl-keyfile", paths.key,
@@ -110,7 +111,7 @@ def client(
     with _private_folder(folder) as private:
         address, secret = Path(private.name, "local_updates"), private / "secret"  # relative, as a socket's path must be short
         write_secret(secret, secrets.token_bytes(32))
-        environment = {"FLWR_HOME": str(folder / "flower"), POLL: "0.1"}
+        environment = {"FLWR_HOME": str(folder / "flower"), POLL: "0.2"}
         with Supervisor(folder / "log.txt", folder, environment, log_format) as supervisor:
             code = "from fedpriv.deploy.flower.machines import serve_client; serve_client()"
             supervisor.start(f"client {settings.client}", code, path.absolute(), address, *plugins)

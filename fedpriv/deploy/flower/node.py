@@ -12,12 +12,14 @@ from typing import Any
 import httpx
 from flwr.supernode.cli import flower_supernode
 
-from fedpriv.deploy.flower.internals import set_node_intervals, wrap_activation
+from fedpriv.deploy.flower.internals import set_longest_retry, set_node_intervals, wrap_activation
 from fedpriv.deploy.flower.supervisor import REFUSED
 from fedpriv.untrusted.proxies import proxy_for, use_proxy
 
 HEARTBEAT = 10
 """Seconds. The server gives up a node after two missing heartbeats; then a node with the same key may join."""
+RETRY = 5
+"""Longest pause between attempts to reach a server that was there before (seconds)."""
 _NOT_ADMITTED = "the server does not admit this node: its key is not registered, or another node with the same key is connected"
 
 
@@ -31,6 +33,7 @@ def run_node(server: str, poll: float) -> None:
     use_proxy(proxy_for(f"https://{server}"))
     wrap_activation(_patient)
     set_node_intervals(poll, HEARTBEAT)
+    set_longest_retry(RETRY)
     flower_supernode()
 
 

@@ -15,7 +15,7 @@ from flwr.supercore.superexec.executor import LaunchResult
 from flwr.supercore.superexec.run_superexec import run_superexec
 from flwr.supercore.tls import validate_and_resolve_root_certificates
 
-from fedpriv.deploy.flower.internals import check_arrays, use_executor
+from fedpriv.deploy.flower.internals import check_arrays, set_longest_retry, use_executor
 from fedpriv.deploy.stream import check_growth
 from fedpriv.processes import die_with_parent
 
@@ -97,6 +97,7 @@ def run_server_tasks(address: str, secret: Path, certificate: Path) -> None:
 
 def _run_tasks(run_app: RunApp, address: str, secret: Path, certificate: Path | None) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that ended children leave no zombies
+    set_longest_retry(1)  # what it asks is on this machine, and was started at the same time
     use_executor(lambda: ForkingExecutor(run_app))
     run_superexec(
         runtime_api_address=address,
