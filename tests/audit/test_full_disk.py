@@ -12,7 +12,7 @@ import pytest
 
 from fedpriv.audit import report
 from fedpriv.audit.finished import UNFINISHED
-from fedpriv.audit.report import Audited
+from fedpriv.audit.run_audit import Audited
 from fedpriv.errors import FedprivError
 from tests.audit.sample_findings import findings, pictures
 from tests.marks import quick_first

@@ -9,6 +9,7 @@ import sqlite3
 import ssl
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -141,10 +142,9 @@ def test_a_reply_in_another_node_s_name_or_of_many_objects_is_refused(monkeypatc
 
 @pytest.mark.extra("deploy")
 def test_a_connection_to_the_database_keeps_little_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flwr.supercore import sql_mixin
-
     from fedpriv.deploy.flower.internals import bound_database
 
+    sql_mixin: Any = import_module("flwr.supercore.sql_mixin")
     monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", sql_mixin.SQLITE_PRAGMAS)
     bound_database(bounds.DATABASE_CACHE)
     with closing(sqlite3.connect(tmp_path / "link.db")) as connection:

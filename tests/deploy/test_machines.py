@@ -17,7 +17,7 @@ from tests.deploy.deployed import REAL, SMALL, Deployment, deployed, same
 from tests.simulation.small import play
 
 pytestmark = REAL
-ALONE = {"data.clients": 1, "data.limit": 100}
+ALONE: dict[str, Any] = {"data.clients": 1, "data.limit": 100}
 HOUR = 3600
 
 
@@ -30,7 +30,7 @@ def test_a_run_continues_after_a_power_cut_of_all_machines(tmp_path: Path) -> No
     from fedpriv.deploy.flower.demo import running_deployment
     from fedpriv.deploy.flower.requests import Request
 
-    settings = {"data.clients": 2, "train.rounds": 4}
+    settings: dict[str, Any] = {"data.clients": 2, "train.rounds": 4}
     play(tmp_path / "whole", "scaffold", **{**SMALL, **settings})
     with deployed(tmp_path / "d", 2) as before:
 
@@ -90,7 +90,7 @@ def test_a_clock_that_goes_back_by_an_hour_changes_nothing(
     tmp_path: Path, poor: Deployment, shift: Callable[[int], None]
 ) -> None:
     """Of a machine, in the middle of a run."""
-    settings = {**ALONE, "train.rounds": 4}
+    settings: dict[str, Any] = {**ALONE, "train.rounds": 4}
     play(tmp_path / "whole", "fedavg", **{**SMALL, **settings})
 
     def back(record: dict[str, Any]) -> None:
