@@ -18,6 +18,7 @@ from fedpriv.audit.membership.inference import FEDMIA, LIRA, LOSS, ROWS, Members
 from fedpriv.audit.membership.member_scores import USED_BY
 from fedpriv.audit.progress import Progress
 from fedpriv.audit.results import MembershipOutcome, Sender
+from fedpriv.config import RunConfig
 from fedpriv.errors import FedprivError
 
 HALF = np.arange(400) < 200
@@ -67,6 +68,7 @@ def in_rounds(
         store=SimpleNamespace(rounds=lambda: sorted(result)),
         whole_clients=lambda round: [0],
         federation=SimpleNamespace(method=SimpleNamespace(objective=objective)),
+        config=RunConfig(),
     )
     monkeypatch.setattr(rounds, "membership", membership)
     monkeypatch.setattr(rounds, "had_earlier_update", lambda evidence, round, client: round in corrected)
