@@ -17,7 +17,7 @@ from fedpriv.privacy.accountant import Plan
 from fedpriv.privacy.plan import SampleHolders, check, with_noise
 from fedpriv.privacy.steps import schedule
 from fedpriv.secure.protocol_checks import check_run
-from fedpriv.server.sampling import participants
+from fedpriv.server.sampling import failures, participants
 from fedpriv.wire import Transform
 
 
@@ -70,6 +70,7 @@ def plans(
     shares: SampleHolders,
     rounds: Iterable[int],
     clients: Iterable[int] | None = None,
+    spent: bool = False,
 ) -> list[Plan]:
     """What the samples (level ``client``: the clients) spend in some rounds: (sampling rate, steps) for each client that holds a
     sample.
@@ -77,6 +78,7 @@ def plans(
     Args:
         sizes, shares: as for :func:`settle`.
         clients: only samples that one of these holds; ``None``: all samples.
+        spent: without what clients would have spent that dropped out (``train.dropout``). A run's noise does not count on that.
     """
     config = agreement.config
     if config.privacy.level == "client":
@@ -84,8 +86,10 @@ def plans(
     epochs = dict.fromkeys(sizes, 0)
     for round in rounds:
         epochs_of_round = sum(phase.epochs for phase in agreement.method.phases(round))
-        for client in participants(agreement, round):
-            if client in epochs:
+        asked = participants(agreement, round)
+        idle = failures(config, round, asked).dropped if spent else ()
+        for client in asked:
+            if client in epochs and client not in idle:
                 epochs[client] += epochs_of_round
     per_epoch = {client: schedule(size, config.train.batch_size) for client, size in sizes.items()}
     spends = {client: (rate, epochs[client] * steps) for client, (rate, steps) in per_epoch.items()}

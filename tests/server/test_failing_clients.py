@@ -15,6 +15,7 @@ from fedpriv.errors import UsageError
 from fedpriv.files import load_tensors
 from fedpriv.server.sampling import failures, participants
 from fedpriv.simulation import run
+from fedpriv.simulation.run_setup import plans
 from fedpriv.simulation.setup import build
 from tests.marks import federated, slow_but
 from tests.simulation.small import FEW_STEPS, SILENT, computed, config, play, resume
@@ -176,7 +177,11 @@ def test_sample_level_privacy_charges_late_clients_and_no_dropped_ones(tmp_path:
     accounts = spent["progress"]["privacy"]
     trained = [{*now, *too_late} for now, too_late in zip(answered, late, strict=True)]
     steps = {client: accounts.get(str(client), [[0, 0, 0]])[0][2] for client in range(6)}
+    federation = build(config("fedavg", **private, **FAILING))
+    parts = federation.agreement, federation.data.sizes, federation.data.partition, range(1, 4)
     for client in range(6):
+        (planned,) = plans(*parts, [client], spent=True)
+        assert sum(number for _, number in planned) == steps[client]
         rounds = sum(client in clients for clients in trained)
         assert steps[client] == rounds * (steps[client] // max(1, rounds))
         booked = tmp_path / f"failing/clients/spent-{client:06d}.json"

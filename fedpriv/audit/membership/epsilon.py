@@ -42,7 +42,8 @@ def epsilon_bounds(
     def upper(first: int, final: int) -> float | None:
         if privacy.level != "sample":
             return None
-        planned = plans(federation.agreement, federation.data.sizes, federation.data.partition, range(first, final + 1), clients)
+        data, rounds = federation.data, range(first, final + 1)
+        planned = plans(federation.agreement, data.sizes, data.partition, rounds, clients, spent=True)
         return largest_epsilon((history_of(privacy.noise or 0.0, plan) for plan in planned), privacy.delta, privacy.accountant)[0]
 
     return replace(
