@@ -174,7 +174,8 @@ def is_stackable(loss: Loss) -> bool:
 
 
 class Learner(Protocol):
-    """A model in training: its state and its gradient as flat rows ``(p,)``, and an optimiser that starts anew in each phase."""
+    """A model in training: its state and its gradient as flat rows ``(p,)``, and an optimiser, which starts anew in each phase
+    unless ``train.keep_optimizer``."""
 
     row: Tensor
     """The model's state; writing to it changes the model."""
@@ -274,7 +275,7 @@ class LocalUpdate(Protocol):
         """
 
     def train(self, phase: Phase, loss: Loss, rule: StepRule | None = None) -> None:
-        """Train for one phase with a new optimiser; ``rule`` (usually the objective) may define its own optimisation step."""
+        """Train for one phase with its own optimiser; ``rule`` (usually the objective) may define its own optimisation step."""
 
     def freeze(self, name: str, state: Mapping[str, Tensor] | Tensor | None = None) -> None:
         """Store a copy of the current model as the teacher ``name``; tensors or a row in ``state`` replace those of the model."""
