@@ -67,10 +67,11 @@ def facts(record: RunRecord, summary: Mapping[str, Any]) -> AuditedRun:
 
 
 def _refuses_dp(record: RunRecord) -> bool:
-    """Whether sample-level differential privacy is refused for the method, or for how clients train."""
-    method, train = record.federation.method, record.config.train
+    """Whether sample-level differential privacy is refused for the method, for how clients train, or for a table's columns."""
+    method, train, data = record.federation.method, record.config.train, record.config.data
+    undeclared = not record.modalities and not data.bounds and not data.levels
     parts = (method.objective, method.aggregation, method)
-    return any(part.no_dp for part in parts) or train.local_steps is not None or train.min_batch > 1
+    return any(part.no_dp for part in parts) or train.local_steps is not None or train.min_batch > 1 or undeclared
 
 
 def _class_names(classes: Sequence[str]) -> tuple[str, ...]:

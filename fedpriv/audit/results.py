@@ -898,7 +898,7 @@ class AuditedRun:
         participants: clients in a round.
         defence: transforms, secure aggregation and differential privacy, as they are named.
         server_knows, outsider_knows, conditions: in sentences; ``batch_norm``: whether the net normalises by the batch.
-        no_dp: whether sample-level differential privacy is refused for its method or its training.
+        no_dp: whether sample-level differential privacy is refused for its method, its training, or columns without bounds.
         before: what the clients told of their samples before round 1.
         exposed: kinds of statistics that are sent unaltered although a defence alters the model.
         attributes: an outcome for each column and attacked message, also of those that were not run.

@@ -554,7 +554,7 @@ def test_a_model_at_chance_or_an_unknown_leakage_is_no_remedy() -> None:
 
 
 def test_what_to_do_where_nothing_was_found_or_known() -> None:
-    trained = "fedpriv train --config runs/mp/config.yaml --dp sample --target-epsilon 8"
+    trained = "fedpriv train --config runs/mp/config.yaml --dp sample --target-epsilon 8 --executor auto"
     plain = undefended(statistics=())
     for level, word in ((NOT_KNOWN, "could not be mounted"), (NOTHING, "a stronger one may find more")):
         sentence, command = changes(with_answer(plain, level), [])

@@ -75,7 +75,7 @@ def _by(command: str | None) -> str:
 
 def _with_epsilon(run: AuditedRun) -> str:
     without = f" --defense {shlex.quote(_NO_STATISTICS)}" if {statistic.what for statistic in run.statistics} - OF_MODEL else ""
-    return f"fedpriv train --config {_config(run)} --dp sample --target-epsilon {_EPSILON}{without}"
+    return f"fedpriv train --config {_config(run)} --dp sample --target-epsilon {_EPSILON} --executor auto{without}"
 
 
 def _config(run: AuditedRun) -> str:
