@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.inference.canaries import CanaryBound
@@ -997,6 +997,23 @@ class Audit:
     controls: tuple[ControlResult, ...]
     runs: tuple[AuditedRun, ...]
     format: Literal[2] = 2
+
+
+T = TypeVar("T")
+
+
+def reworded(results: T, word: Callable[[str], str]) -> T:
+    """Results with other words for the reasons in them, such as with a net's own names of layers. Those of controls that failed
+    are on other nets, and stay."""
+    if isinstance(results, Reason):
+        return results if results.kind == "control failed" else replace(results, text=word(results.text))
+    if isinstance(results, tuple):
+        return tuple(reworded(it, word) for it in results)  # type: ignore[return-value]
+    if isinstance(results, dict):
+        return {name: reworded(it, word) for name, it in results.items()}  # type: ignore[return-value]
+    if is_dataclass(results) and not isinstance(results, type):
+        return replace(results, **{it.name: reworded(getattr(results, it.name), word) for it in fields(results)})
+    return results
 
 
 @cache

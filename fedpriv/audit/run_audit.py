@@ -41,6 +41,7 @@ from fedpriv.audit.results import (
     ShadowLabels,
     TextTargetResult,
     distinct,
+    reworded,
 )
 from fedpriv.audit.rows.attributes import infer_attributes
 from fedpriv.audit.rows.recovery import AttackedRows, on_single_rows
@@ -178,7 +179,7 @@ def audit_record(record: Record, bare: AuditedRun, options: AuditOptions, say: S
     """
     progress = Progress(say, options.budget)
     findings = _attacked(bare, record, options, progress, 1)
-    run = findings.run
+    run = reworded(findings.run, record.in_own_names)
     if run.epsilon is not None:
         run = replace(run, epsilon=replace(run.epsilon, by_attack=findings.bounds))
     return _concluded(run, findings, progress), findings.pictures

@@ -53,9 +53,8 @@ def check(record: Recorded) -> Contents:
     for name in dict.fromkeys(name for client in record.clients for name in record.behind(client)):
         record.truth(name)  # reads it
     sent = [(round, client) for round, client in answers if record.received(round, client) is not None]
-    for round, client in answers:
-        for direction in ("down", "up"):
-            record.tensors(round, client, direction)  # reads it, and its checksum
+    for line in {(line.file, line.sha256): line for line in record.lines.values()}.values():
+        record.tensors_of(line)  # reads it, and its checksum
     return Contents(
         rounds=len({round for round, _ in answers}),
         clients=len(record.clients),

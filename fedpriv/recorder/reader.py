@@ -120,8 +120,10 @@ class Recorded:
     def tensors(self, round: int, client: str, direction: Direction) -> dict[str, Tensor] | None:
         """The tensors of a message; ``None``: it was not recorded."""
         line = self.received(round, client) if direction == "down" else self.lines.get((round, client, direction))
-        if line is None:
-            return None
+        return None if line is None else self.tensors_of(line)
+
+    def tensors_of(self, line: Line) -> dict[str, Tensor]:
+        """The tensors of a line's file."""
         return _load(self.folder / line.file, line.sha256)
 
     @cached_property

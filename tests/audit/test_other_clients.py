@@ -108,7 +108,7 @@ def test_where_its_negative_control_fails_it_is_not_tried(kept: RunRecord, monke
 
     def seen(messages: Any, own: Any, statistics: Any) -> Any:
         shown.append(messages)
-        mine = len(shown) % 3 == 2  # the client's message, the own local update, the others'
+        mine = len(shown) % 3 == 0  # the others' messages, the client's, the own local update
         return real(shown[-2] if mine else messages, own, statistics)
 
     monkeypatch.setattr(other_clients, "_scores", seen)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import get_args
 
 import numpy as np
@@ -81,7 +81,8 @@ class _OneClient:
         self._message, self._pool = record.message(round, client), candidates(record, round, client, seed)
         if not is_finite(self._message.uploaded):
             raise FedprivError(f"round {round}: the message of {record.sender(round, client).named} is not finite")
-        self._own_update = lru_cache(None)(self._trained)
+        # Not of a bound method, whose cycle would keep each client's updates in memory.
+        self._own_update = lru_cache(record.held)(partial(_trained, record, client, self._pool.spare, shadows))
 
     def attacked(self) -> OfClient:
         """The scores of the candidates.
@@ -117,11 +118,6 @@ class _OneClient:
         if own is None:
             raise FedprivError(f"round {self._message.round}: the server's own local update diverged, as a client's may have")
         return own
-
-    def _trained(self, round: int) -> Simulated | None:
-        """The local update of a client with the server's own samples, in place of the client's in a round."""
-        message = self._record.message(round, self._client)
-        return self._record.simulated(message, self._pool.spare, self._shadows)  # the number after the last shadow's
 
     def _by_shadows(self, result: OfClient, own: Simulated) -> int:
         """Add the attacks with shadow models, and those on the same statistics alone; return how many shadows diverged."""
@@ -216,6 +212,11 @@ class _OneClient:
                 by_round.append(self._by_gradients(message, own))
         scores, control = (np.sum(values, axis=0) for values in zip(*by_round, strict=True))
         return scores, control
+
+
+def _trained(record: SimulatedRecord, client: int, spare: Split, shadows: int, round: int) -> Simulated | None:
+    """The local update of a client with the server's own samples, in place of the client's in a round."""
+    return record.simulated(record.message(round, client), spare, shadows)  # the number after the last shadow's
 
 
 def candidates(record: SimulatedRecord, round: int, client: int, seed: int) -> Candidates:

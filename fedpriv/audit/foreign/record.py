@@ -27,12 +27,13 @@ from fedpriv.audit.results import Sender, Statistic
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
+from fedpriv.recorder.layout import Line
 from fedpriv.recorder.reader import Recorded
 from fedpriv.wire import Transform
 from fedpriv.wire.coding import is_model
 
-_HELD = 4
-"""Messages that are kept in memory; each holds the net twice."""
+_HELD = 256 * 2**20
+"""Bytes of the messages that are kept in memory."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class FolderRecord(RecordedSamples):
     declared = True
     doubts: tuple[str, ...] = ()
     """Clauses on how messages differ from those of every attack's controls."""
+    held: int
+    """How many messages are kept in memory."""
 
     def __init__(self, folder: Path, model: GivenNet = None, seed: int = 0) -> None:
         super().__init__(Recorded(folder), seed)
@@ -79,7 +82,9 @@ class FolderRecord(RecordedSamples):
         if self.summed and len(self.recorded.sums) < len(self.recorded.clients):
             raise UsageError(f"{folder} holds sums and answers of single clients; record each into a folder of its own")
         self._number = {name: number for number, name in enumerate(self.recorded.clients)}
-        self._read: Callable[[int, int], _Read] = lru_cache(_HELD)(self._reading)
+        each = 4 * sum(tensor.nbytes for tensor in self.model.state_dict().values())  # down, up, the net and the change
+        self.held = min(max(2, _HELD // max(each, 1)), 64)
+        self._read: Callable[[int, int], _Read] = lru_cache(self.held)(self._reading)
         if not self._attackable:
             raise UsageError(
                 f"{folder}: no message can be attacked: none has its download and its client's samples beside it; fedpriv record "
@@ -96,13 +101,16 @@ class FolderRecord(RecordedSamples):
         ]
 
     def verify(self) -> None:
-        """Read every message, and the samples.
+        """Read the file of every message, and the samples, one at a time.
 
         Raises:
             Damaged: a file is not what was written, or its tensors do not fit the net.
         """
-        for message in self.messages():
-            self._reading(*message)
+        lines = (line for message in self.messages() for line in self._lines(*message))
+        for line in {(line.file, line.sha256): line for line in lines}.values():
+            self._matched(line)
+        for client in self.holders():
+            self.labels(client)
         self.server_labels()
 
     def messages(self, round: int | None = None, client: int | None = None) -> list[tuple[int, int]]:
@@ -115,19 +123,30 @@ class FolderRecord(RecordedSamples):
         """A message as one update of the net at the weights that were sent."""
         return self._read(message.round, message.client).update
 
-    def _reading(self, round: int, client: int) -> _Read:
-        name, where = self.client_name(client), f"{self.recorded.folder}: client {self.client_name(client)}, round {round}"
-        down, up = (self.recorded.tensors(round, name, direction) for direction in ("down", "up"))
-        assert down is not None and up is not None, "both were recorded"
-        line = self.recorded.lines[round, name, "up"]
-        if isinstance(self.model, Program) and not self.model.is_ordered and any(name.isdecimal() for name in (*down, *up)):
-            raise Damaged(f"{where}: tensors are named by their positions, and a program keeps no order of a net's buffers")
-        besides = {name: tensor for name, tensor in up.items() if not is_model(name)}
+    def _lines(self, round: int, client: int) -> tuple[Line, Line]:
+        """What a client was sent, and its answer."""
+        name = self.client_name(client)
+        down, up = self.recorded.received(round, name), self.recorded.lines[round, name, "up"]
+        assert down is not None, "it was recorded"
+        return down, up
+
+    def _matched(self, line: Line) -> tuple[tensors.Message, dict[str, Tensor]]:
+        """The tensors of a message by the net's names, and what was sent besides the net."""
+        given = self.recorded.tensors_of(line)
+        besides = {name: tensor for name, tensor in given.items() if not is_model(name)}
+        of_net = {name: tensor for name, tensor in given.items() if name not in besides}
         try:
-            sent = tensors.read_message(self.model, _in_order(down))
-            answer = tensors.read_message(self.model, _in_order({name: it for name, it in up.items() if name not in besides}))
+            by_place = any(name.isdecimal() for name in of_net)
+            if by_place and isinstance(self.model, Program) and not self.model.is_ordered:
+                raise ValueError("tensors are named by their positions, and a program keeps no order of a net's buffers")
+            return tensors.read_message(self.model, _in_order(of_net)), besides
         except ValueError as error:
-            raise Damaged(f"{where}: {error}") from None
+            raise Damaged(f"{self.recorded.folder}: client {line.client}, round {line.round}: {error}") from None
+
+    def _reading(self, round: int, client: int) -> _Read:
+        down, line = self._lines(round, client)
+        sent, _ = self._matched(down)
+        answer, besides = self._matched(line)
         net = self._loaded(sent)
         start = {key: parameter.detach() for key, parameter in net.named_parameters()}
         change, uploaded = dict(answer.parameters), dict(answer.parameters)  # a gradient stands in the place of both
@@ -242,6 +261,9 @@ class FolderRecord(RecordedSamples):
 
     def plain_change(self, message: Message) -> PlainChange:
         return PlainChange(self._change(message, self.update(message)))
+
+    def in_own_names(self, text: str) -> str:
+        return self.net.in_own_names(text)
 
     def holders(self) -> list[int]:
         return list(dict.fromkeys(client for _, client in self._attackable))

@@ -9,7 +9,7 @@ member. Like those of the other clients, it starts from a model that has learned
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -92,13 +92,15 @@ def compared(
     used = []
     for round in evenly(_rounds_of(record, client)):
         message = record.message(round, client)
-        others_messages = [record.message(round, other) for other in record.whole_clients(round) if other != client]
-        others_messages = [other for other in others_messages if is_finite(other.uploaded)]
-        if not is_finite(message.uploaded) or len(others_messages) < OTHERS or (own := own_updates(round)) is None:
+        if not is_finite(message.uploaded) or (own := own_updates(round)) is None:
+            continue
+        # One message of another client is in memory at a time.
+        others_messages = (record.message(round, other) for other in record.whole_clients(round) if other != client)
+        null, number = _scores(others_messages, own, statistics)
+        if number < OTHERS:
             continue
         used.append(round)
-        groups = ([message], [message.simulated(own.uploaded)], others_messages)
-        mine, none, null = (_scores(group, own, statistics) for group in groups)
+        mine, none = (_scores([it], own, statistics)[0] for it in (message, message.simulated(own.uploaded)))
         for key in [key for key in mine if key in none and key in null]:
             observed[key].append(mine[key][0])
             control[key].append(none[key][0])
@@ -153,10 +155,16 @@ class OwnUpdates:
         return own if own is not None and is_finite(own.uploaded) else None
 
 
-def _scores(messages: list[Message], own: Own, statistics: Callable[[Message, Own], Sequence[Statistic]]) -> Scores:
-    """The statistics of each message ``(K, n)`` that apply to all of them."""
+def _scores(
+    messages: Iterable[Message], own: Own, statistics: Callable[[Message, Own], Sequence[Statistic]]
+) -> tuple[Scores, int]:
+    """The statistics of each finite message ``(K, n)`` that apply to all of them, and K."""
     scores: dict[tuple[Kind, str], list[Array]] = defaultdict(list)
+    number = 0
     for message in messages:
+        if not is_finite(message.uploaded):
+            continue
+        number += 1
         for statistic in statistics(message, own):
             scores[statistic.kind, statistic.way].append(statistic.of(message.uploaded))
-    return {key: np.stack(values) for key, values in scores.items() if len(values) == len(messages)}
+    return {key: np.stack(values) for key, values in scores.items() if len(values) == number}, number

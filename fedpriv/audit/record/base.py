@@ -322,6 +322,10 @@ class Record:
         """Membership inference in the last round and in other ones; ``None``: it is not possible."""
         return None
 
+    def in_own_names(self, text: str) -> str:
+        """A text about the net that attackers see, with the names of layers that its user knows."""
+        return text
+
     def not_run(self) -> dict[Part, Reason]:
         """The parts of an audit that are left out as the record does not allow them, and why."""
         of_classes: dict[Part, Reason] = dict.fromkeys(("classes", "shadow clients"), NUMBERS) if self.numbers else {}

@@ -137,6 +137,9 @@ class UpdateRecord(Record):
     def started(self, message: Message, what: str = "") -> Mapping[str, Tensor]:
         return self._observed(self.sent.parameters, ThreatModel(top="current"), self.schedule).weights
 
+    def in_own_names(self, text: str) -> str:
+        return self.net.in_own_names(text)
+
     def plain_change(self, message: Message) -> PlainChange:
         """The update itself."""
         return PlainChange(self.sent.parameters)

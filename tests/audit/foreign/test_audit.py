@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import fedpriv
 from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.audit.foreign.audit import AuditedFolder, audit_recorded
 from fedpriv.audit.foreign.membership import in_recorded_rounds
 from fedpriv.audit.foreign.record import FolderRecord
@@ -17,12 +19,13 @@ from fedpriv.audit.foreign.simulation import CannotReplay, SimulatedRecord
 from fedpriv.audit.membership.member_scores import LIRA, LOSS, REGRESSION
 from fedpriv.audit.progress import Progress
 from fedpriv.audit.record.base import SIMULATED
+from fedpriv.audit.results import Outcome, reworded
 from fedpriv.audit.run_audit import AuditOptions
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
 from fedpriv.recorder.reader import Recorded
 from fedpriv.recorder.writer import Recording
-from tests.recorder.loop import federation, recorded, samples, small_net
+from tests.recorder.loop import federation, recorded, samples, small_net, trained
 
 SILENT = Progress(lambda text: None, None)
 
@@ -176,3 +179,32 @@ def test_what_does_not_fit_is_said_in_a_line(tmp_path: Path) -> None:
     empty.answered(1, "a", small_net().state_dict())
     with pytest.raises(UsageError, match="no message can be attacked"):
         FolderRecord(tmp_path / "empty")
+
+
+class Named(nn.Module):
+    """A net whose layers have names, and whose running statistics no attack can read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entry, self.norm, self.classifier = nn.Linear(36, 8), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.classifier(self.norm(self.entry(inputs.flatten(1))).relu())
+        return logits
+
+
+def test_reasons_have_the_net_s_own_names_of_layers(tmp_path: Path) -> None:
+    net, data = Named(), samples(6, 1)
+    with fedpriv.recording(
+        tmp_path, classes=3, input_shape=(1, 6, 6), net=Named, training={"lr": 0.5, "local_steps": 2}
+    ) as record:
+        record.truth("a", *data)
+        record.sent(1, "a", {name: tensor.clone() for name, tensor in net.state_dict().items()})
+        record.answered(1, "a", trained(net, data))
+    run, _ = audit_recorded(tmp_path, None, AuditOptions(1, 0, 0, 1, budget=1e-6), lambda text: None)
+    reasons = [str(reason) for reason in run.not_run.values()]
+    assert any(reason.startswith("norm has momentum=None") for reason in reasons), reasons
+    failed = Reason("control failed", "it refused random gradients ('body.1')")
+    other = Status("inconclusive", (failed, Reason("does not apply", "body.entry has no bias")))
+    renamed = reworded(Outcome(attack="x", status=other), AuditedFolder(tmp_path).in_own_names)
+    assert [reason.text for reason in renamed.status.reasons] == [failed.text, "entry has no bias"]
