@@ -60,7 +60,7 @@ def ready(*of, **options):
 DEPLOYED = {
     "SuperLink": "import flwr.superlink.cli as at; at.flower_superlink = ready\n"
     "from fedpriv.deploy.flower.link import run_link; run_link(sys.argv[1])",
-    "SuperExec": "from fedpriv.deploy.flower import tasks as at; at.run_superexec = ready\n"
+    "SuperExec": "from fedpriv.deploy.flower import tasks as at; at._await_listener = ready\n"
     "at.run_node_tasks('127.0.0.1:9', __import__('pathlib').Path(sys.argv[1]))",
     "node": "from fedpriv.deploy.flower import node as at; at.flower_supernode = ready; at.run_node('127.0.0.1:9', 1.0)",
     "client": "from fedpriv.deploy.client import socket_server as at; at.serve = ready\n"

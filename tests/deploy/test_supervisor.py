@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 from pathlib import Path
 
@@ -46,3 +48,17 @@ def test_a_process_that_always_ends_early_is_given_up(tmp_path: Path) -> None:
         with pytest.raises(FedprivError, match="it ends again and again"):
             looked_at(supervisor, tmp_path / "log", TOO_OFTEN + 1)
     assert (tmp_path / "log").read_text().count("started") == TOO_OFTEN
+
+
+@pytest.mark.extra("deploy")
+def test_a_process_waits_for_the_one_beside_it() -> None:
+    from fedpriv.deploy.flower import tasks
+    from fedpriv.deploy.flower.machines import free_port
+
+    port, listening = free_port(), list[socket.socket]()
+    later = threading.Timer(0.2, lambda: listening.append(socket.create_server(("127.0.0.1", port))))
+    later.start()
+    tasks._await_listener(f"127.0.0.1:{port}")
+    later.join()
+    assert listening
+    listening[0].close()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from queue import Queue
@@ -95,10 +97,22 @@ def run_server_tasks(address: str, secret: Path, certificate: Path) -> None:
     _run_tasks(play, address, secret, certificate)
 
 
+def _await_listener(address: str) -> None:
+    """Wait until a process of this machine listens on ``host:port``: it was started at the same time, and imports more."""
+    host, _, port = address.rpartition(":")
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+
+
 def _run_tasks(run_app: RunApp, address: str, secret: Path, certificate: Path | None) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that ended children leave no zombies
-    set_longest_retry(1)  # what it asks is on this machine, and was started at the same time
+    set_longest_retry(1)  # what it asks is on this machine
     use_executor(lambda: ForkingExecutor(run_app))
+    _await_listener(address)
     run_superexec(
         runtime_api_address=address,
         insecure=certificate is None,
