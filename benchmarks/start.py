@@ -4,7 +4,8 @@ Each is a fresh process. Reports wall seconds, CPU seconds (user and system, wit
 to ``import torch``, and the number of imported modules; medians over some starts. ``fedpriv train`` on the built-in digits is
 timed until its first round is shown, and to its end without tracking, with a new MLflow store, and with an old one. The floor of
 the quick start is ``import torch`` and its SGD steps on the cross-entropy in a bare PyTorch loop. A background process sends
-data to MLflow; its CPU time is not counted, and the next start waits for its end.
+data to MLflow; its CPU time is not counted, and the next start waits for its end. The quick start uses the cores that it may use,
+which the other commands are too short for.
 """
 
 from __future__ import annotations

@@ -61,13 +61,14 @@ def use_noise(name: str) -> None:
 
 
 def begin(config: Mapping[str, Any], folder: Path) -> Simulation:
-    """A simulation in a new folder, untracked, before its first round."""
+    """A simulation in a new folder, untracked, before its first round; in this process, unless the config has workers."""
     from fedpriv.config import RunConfig, parse
     from fedpriv.simulation import setup
     from fedpriv.simulation.simulation import Simulation
     from fedpriv.storage.run_folder import RunFolder
 
-    federation = setup.build(parse(RunConfig, {**config, "tracking": {"uri": "none"}}, "benchmark"))
+    run = parse(RunConfig, {**config, "tracking": {"uri": "none"}}, "benchmark")
+    federation = setup.build(run.model_copy(update={"executor": run.executor.in_this_process()}))
     begun = Simulation(federation, RunFolder.create(federation.config, folder), print)
     begun.start()
     return begun

@@ -21,6 +21,7 @@ from fedpriv.models.batched.stacked import Form, StackedNet, VmappedNet, check
 from fedpriv.models.net import Net, describe
 from fedpriv.processes import free_memory, usable_cores
 from fedpriv.samples import Inputs
+from fedpriv.tracking.copiers import TRACKING_THREAD
 
 WIDEST = 64
 """Largest number of channels of the most expensive convolution, up to which stacked nets are not slower than single ones."""
@@ -116,8 +117,10 @@ def _workers(
     """
     if reason := _no_workers(config):
         return 1, reason
-    if multiprocessing.current_process().daemon or threading.active_count() > 1:  # their locks would stay closed in a fork
-        return 1, "the process that runs it is another's worker, or has further threads"
+    if multiprocessing.current_process().daemon:
+        return 1, "the process that runs it is another's worker"
+    if any(map(may_hold_locks, threading.enumerate())):
+        return 1, "the process that runs it has other threads, whose locks would stay closed in a fork"
     if groups < 2:
         return 1, "a round has one group of clients" if chosen.form else "a round has one client"
     if (cores := usable_cores()) < 2:
@@ -137,6 +140,13 @@ def _workers(
         }
         why = limits[number]
     return number, why
+
+
+def may_hold_locks(thread: threading.Thread) -> bool:
+    """Whether a thread may hold a lock that a worker needs: any but this one, that of a progress bar, as workers print nothing,
+    and those that pass records on to a tracker."""
+    own = thread is threading.current_thread() or thread.name == TRACKING_THREAD
+    return not own and type(thread).__module__ != "rich.live"
 
 
 def _worker_bytes(config: RunConfig, chosen: ExecutorChoice, net: Net, samples: Inputs) -> float:

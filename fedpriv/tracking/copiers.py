@@ -21,6 +21,8 @@ Span = Callable[[], AbstractContextManager[None]]
 """A context manager around each copy, for timing; entered in the copying thread."""
 LOCK_RELEASE = 0.5
 """Seconds after which a killed process has lost its locks, too: the system closes its files one by one."""
+TRACKING_THREAD = "fedpriv-tracking"
+"""Name of the threads of this module."""
 LONGEST = 600.0
 """Seconds that the process may take after the end of the run."""
 
@@ -47,7 +49,7 @@ class ThreadCopier:
         if self.tracker is None:
             return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, args=(self.tracker,), name="fedpriv-tracking", daemon=True)
+            self._thread = threading.Thread(target=self._loop, args=(self.tracker,), name=TRACKING_THREAD, daemon=True)
             self._thread.start()
         self._wake.set()
 
@@ -138,7 +140,7 @@ class ProcessCopier:
         except OSError as error:  # no memory, or too many processes: it must not stop the run
             self._lost(f"cannot be started ({error.strerror})")
             return
-        threading.Thread(target=self._listen, args=(self._process,), name="fedpriv-tracking", daemon=True).start()
+        threading.Thread(target=self._listen, args=(self._process,), name=TRACKING_THREAD, daemon=True).start()
         tracker = self.tracker
         uri = with_secrets(tracker.uri) or tracker.uri  # through the pipe: other users can read a command's arguments
         facts = {"name": tracker.name, "run_dir": str(tracker.run_dir), "uri": uri, "experiment": tracker.experiment}

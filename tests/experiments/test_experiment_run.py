@@ -51,6 +51,17 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return replace
 
 
+@pytest.mark.parametrize(("jobs", "share"), [(1, 8), (2, 4), (20, 4)])
+def test_each_process_has_its_share_of_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_process: Callable[[str], None], jobs: int, share: int
+) -> None:
+    monkeypatch.setattr(runner, "usable_cores", lambda: 8)
+    in_process("import os, sys; sys.exit(f'fedpriv: may use {os.environ[\"FEDPRIV_CORES\"]} cores')")
+    experiment = read(write_yaml(tmp_path / "paper", base=TINY, runs=RUNS))
+    outcomes = run(experiment, tmp_path / "runs", jobs, allow_dirty=True, runs=[("fedavg", 0), ("fedrep", 0)])
+    assert all(str(outcome.error).startswith(f"may use {share} cores (log ") for outcome in outcomes) and len(outcomes) == 2
+
+
 @pytest.mark.slow
 def test_collects_resumes_and_reports(tmp_path: Path) -> None:
     path, runs_dir = write_yaml(tmp_path / "paper", base=TINY, runs=RUNS), tmp_path / "runs"

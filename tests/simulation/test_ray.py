@@ -131,7 +131,7 @@ def test_settings_that_cannot_be_right(options: dict[str, Any], message: str) ->
 @pytest.mark.parametrize("given", ["0", "-1", "two", "1.5", "Ray"])
 def test_a_number_of_processes_or_ray(given: str) -> None:
     done = CliRunner().invoke(main, ["train", f"--workers={given}"])
-    assert done.exit_code == 2 and "neither a number of processes (1 or more) nor ray" in done.stderr
+    assert done.exit_code == 2 and "neither a number of processes (1 or more) nor auto or ray" in done.stderr
 
 
 @pytest.mark.skipif(HAS_RAY, reason="Ray is installed")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,16 +14,20 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
+from rich.progress import Progress
 
 from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.config import load_config
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.simulation import executor_choice, run
+from fedpriv.simulation.executor_choice import may_hold_locks
 from fedpriv.simulation.executors import build as executors
 from fedpriv.simulation.executors.forked import ForkedWorkers
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.storage.run_folder import RunFolder
+from fedpriv.tracking.copiers import TRACKING_THREAD
 from tests.marks import quick_first
 from tests.simulation.small import QUICK, SILENT, computed, config, play, rounds_recorded
 
@@ -198,7 +204,7 @@ def test_where_there_can_be_none_it_is_said(played: Callable[..., Simulation], m
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process without other threads that may use four cores, and a run that takes long."""
     monkeypatch.setattr(executor_choice, "usable_cores", lambda: 4)
-    monkeypatch.setattr(executor_choice.threading, "active_count", lambda: 1)
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
     monkeypatch.setattr(executor_choice, "free_memory", lambda: math.inf)
     monkeypatch.setattr(executor_choice, "WORTH", 1e-6)
 
@@ -240,11 +246,21 @@ def test_auto_is_one_where_a_process_may_not_fork(monkeypatch: pytest.MonkeyPatc
     assert workers(**{"executor.name": "sequential"}) == 4 and workers(**{"executor.group_size": 3}) == 2
     assert workers(threads=2) == 1, "a worker has one torch thread"
     assert workers(**{"train.participation": 0.1}) == 1, "a round has one client"
-    monkeypatch.setattr(executor_choice.threading, "active_count", lambda: 2)
-    assert workers() == 1, "as in a notebook: a fork would inherit what another thread has locked"
-    monkeypatch.setattr(executor_choice.threading, "active_count", lambda: 1)
+    with monkeypatch.context() as notebook:
+        notebook.setattr(threading, "enumerate", lambda: [threading.current_thread(), threading.Thread(name="another")])
+        assert workers() == 1, "a fork would inherit what another thread has locked"
     monkeypatch.setattr(executor_choice.multiprocessing.current_process(), "_config", {"daemon": True})
     assert workers() == 1, "Python refuses children of such a process"
+
+
+def test_threads_of_its_own_do_not_keep_a_run_in_one_process() -> None:
+    """Those of the progress bar on a terminal, and of the records of an earlier run."""
+    before = set(threading.enumerate())
+    with Progress(console=Console(file=io.StringIO(), force_terminal=True)):
+        new = set(threading.enumerate()) - before
+        assert new and not any(map(may_hold_locks, new))
+    assert not may_hold_locks(threading.Thread(name=TRACKING_THREAD)) and not may_hold_locks(threading.current_thread())
+    assert may_hold_locks(threading.Thread())
 
 
 def test_the_estimate_grows_with_the_work() -> None:
