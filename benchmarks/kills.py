@@ -11,7 +11,8 @@ seeded random times one random process gets SIGKILL:
 
 A run must reach its next round after each kill, before the next one. After half of the kills, in the middle of a run, one client
 is added and another one removed, whose node goes on trying to connect. Every run is compared with a simulation of its config, or,
-where not all clients took part, with the same run in this process, in which the same clients answer in the same rounds.
+where not all clients took part, with the same run in this process, in which the same clients answer in the same rounds. The last
+run has the new client.
 """
 
 from __future__ import annotations
@@ -370,7 +371,9 @@ def main() -> None:
             until, clients = began + 60 * options.minutes, dict(enumerate(supervisors[1:]))
             killer = Killer(random.Random(options.seed), supervisors[0], clients, options.spread, options.kills, until)
             change = Change(home, link, supervisors, killer, added, options.kills // 2, options.rounds)
-            while killer.left:
+            while killer.left or (
+                change.made is not None and change.made[0] == f"run-{len(runs) - 1}"
+            ):  # one with the new client
                 method, before = METHODS[len(runs) % len(METHODS)], killer.killed
                 await_clients(home, link, look)
                 clients_then = len(home.members.all())
