@@ -276,11 +276,16 @@ def _of_clients(run: AuditedRun, record: Record, options: AuditOptions, progress
         run = _with_attributes(replace(run, shadow_labels=shadows), record, options, not_run, progress)
     run = replace(run, not_run=not_run)
     if options.membership_shadows:
-        members = record.members(options, _rounds(record, options.messages), progress)
+        members = record.members(options, _earlier(record, options), progress)
         if members is not None:
             run, bounds = _with_members(run, members), members.epsilon
     progress.end_step()
     return _Findings(run, {}, progress.times, progress.moments, bounds)
+
+
+def _earlier(record: Record, options: AuditOptions) -> list[int]:
+    """The rounds besides the last one in which membership is attacked."""
+    return _rounds(record, options.messages) if options.messages > 1 else []
 
 
 def _shadow_labels(record: Record, options: AuditOptions, not_run: dict[Part, Reason], progress: Progress) -> ShadowLabels | None:
@@ -307,8 +312,7 @@ def _by_simulation(run: AuditedRun, record: RunRecord, options: AuditOptions, pr
     if "text" in record.modalities and "centers" in sent:
         not_run["class centres"] = CENTERS_OF_TEXTS
     centers = _centers(record, not_run, pictures, progress)
-    earlier = _rounds(record, options.messages) if options.messages > 1 else []
-    members = in_rounds(record, earlier, options.membership_shadows, options.seed, progress)
+    members = in_rounds(record, _earlier(record, options), options.membership_shadows, options.seed, progress)
     run = _with_attributes(run, record, options, not_run, progress)
     progress.end_step()
     run = replace(run, shadow_labels=shadows, mean_colours=colours, centers=tuple(centers), not_run=not_run)

@@ -51,7 +51,10 @@ class AuditedFolder(SimulatedRecord):
         return in_recorded_rounds(self, rounds, options.membership_shadows, options.seed, progress)
 
     def not_run(self) -> dict[Part, Reason]:
-        return {**super().not_run(), "class centres": Reason("not available", "the messages came without class centres")}
+        parts = super().not_run()
+        if any(statistic.what == "centers" for statistic in self.statistics()):
+            parts["class centres"] = Reason("not available", "the class centres of a record are not attacked")
+        return parts
 
 
 def audit_recorded(
