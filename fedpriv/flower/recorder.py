@@ -96,9 +96,9 @@ class _ClientRecorder:
             self._known.add(client)
         self.writer.sent(number, client, sent)
         if reply.has_error():
-            self.writer.refused(number, client, reply.error.reason)
+            self.writer.refused(number, client, reply.error.reason or "")
         else:
-            spent = context.state.config_records.get(SPENT, {})
+            spent: Mapping[str, Any] = context.state.config_records.get(SPENT, {})
             self.writer.answered(
                 number,
                 client,
@@ -144,7 +144,7 @@ class RecordedStrategy(WrappedStrategy):
         for reply in answers:
             client = reply.metadata.src_node_id
             if reply.has_error():
-                self.recording.refused(server_round, client, reply.error.reason)
+                self.recording.refused(server_round, client, reply.error.reason or "")
             else:
                 arrays, examples = arrays_of(reply), _examples(reply)
                 self.recording.answered(server_round, client, arrays, kind=self.kind, num_examples=examples)
