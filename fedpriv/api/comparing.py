@@ -211,7 +211,7 @@ def leakage(folder: Path) -> dict[str, Any]:
     Raises:
         UsageError: the report in the folder is not one.
     """
-    from fedpriv.audit.results import audit_of
+    from fedpriv.audit.results.stored import audit_of
 
     if (audited := audit_of(folder)) is None:
         return dict.fromkeys(("answer", "recovered", "membership_auc"))

@@ -20,7 +20,7 @@ from fedpriv.audit.progress import check_budget
 from fedpriv.audit.public import Report
 from fedpriv.audit.record.base import Truth
 from fedpriv.audit.record.update import UpdateRecord
-from fedpriv.audit.results import Audit
+from fedpriv.audit.results.audit import Audit
 from fedpriv.audit.run_audit import Audited, AuditOptions, audit_record
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UsageError

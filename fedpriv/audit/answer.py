@@ -36,7 +36,8 @@ from fedpriv.audit.judge import attributes, classes, images, members, rows, text
 from fedpriv.audit.judge.coverage import coverage
 from fedpriv.audit.judge.known import samples_not_known
 from fedpriv.audit.judge.measures import metrics
-from fedpriv.audit.results import Answer, AuditedRun, Outcome, Part, TargetKind
+from fedpriv.audit.results.audit import Answer, AuditedRun, Part
+from fedpriv.audit.results.outcome import Outcome, TargetKind
 
 WORDS = (
     "Claimed epsilon contradicted",

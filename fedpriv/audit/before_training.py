@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fedpriv.audit import formats
-from fedpriv.audit.results import ToldBefore
+from fedpriv.audit.results.wire import ToldBefore
 from fedpriv.data.encoding import Encoding
 from fedpriv.data.statistics.exact import Moments
 from fedpriv.data.statistics.messages import value_of

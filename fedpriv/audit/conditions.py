@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedpriv.audit.judge.measures import MEASURES
-from fedpriv.audit.results import AuditedRun
+from fedpriv.audit.results.audit import AuditedRun
 from fedpriv.errors import UnknownName, UsageError
 
 _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {

@@ -12,7 +12,10 @@ from fedpriv.audit.before_training import told_before
 from fedpriv.audit.membership.epsilon import measured
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.traffic import conditions, crossed, has_batch_norm, knowledge
-from fedpriv.audit.results import About, AuditedRun, Cost, Epsilon, EpsilonBounds, ProbeResult, SignalToNoise
+from fedpriv.audit.results.audit import About, AuditedRun
+from fedpriv.audit.results.cost import Cost, ProbeResult
+from fedpriv.audit.results.epsilon import Epsilon, EpsilonBounds
+from fedpriv.audit.results.wire import SignalToNoise
 from fedpriv.defenses.noise import SNR
 from fedpriv.evaluation.chance import at_chance
 from fedpriv.evaluation.chance import chance as constant_answer

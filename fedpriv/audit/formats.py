@@ -12,7 +12,9 @@ from fedpriv.scores.catalogue import score_named
 
 if TYPE_CHECKING:
     from fedpriv.attacks.scoring.scores import Rate
-    from fedpriv.audit.results import Cost, Interval, Value
+    from fedpriv.audit.results.cost import Cost
+    from fedpriv.audit.results.outcome import Interval
+    from fedpriv.audit.results.sums import Value
 
 NOTHING = "–"
 

@@ -15,7 +15,8 @@ from fedpriv.audit import report
 from fedpriv.audit.conditions import conditions, first_met
 from fedpriv.audit.foreign.nets import GivenNet
 from fedpriv.audit.page.render import render_html, render_markdown
-from fedpriv.audit.results import AuditedRun, to_json
+from fedpriv.audit.results.audit import AuditedRun
+from fedpriv.audit.results.stored import to_json
 from fedpriv.audit.run_audit import Audited, AuditOptions
 from fedpriv.files import check_place
 from fedpriv.recorder.reader import is_record

@@ -26,7 +26,10 @@ from fedpriv.audit.foreign.audit import audit_recorded
 from fedpriv.audit.foreign.nets import GivenNet
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.page.render import render_html, render_markdown
-from fedpriv.audit.results import Audit, AuditedRun, ControlResult, Cost, distinct, read_audit, to_json
+from fedpriv.audit.results.audit import Audit, AuditedRun
+from fedpriv.audit.results.cost import Cost
+from fedpriv.audit.results.outcome import ControlResult, distinct
+from fedpriv.audit.results.stored import read_audit, to_json
 from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run, check
 from fedpriv.audit.text.recovery import audited
 from fedpriv.config import RunConfig, parse

@@ -29,20 +29,12 @@ from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import NotSimulated
 from fedpriv.audit.record.statistics import RUNNING, exposed
 from fedpriv.audit.record.sums import HeldBack, record_of
-from fedpriv.audit.results import (
-    Audit,
-    AuditedRun,
-    CenterOutcome,
-    ControlResult,
-    EpsilonBounds,
-    ImageTarget,
-    MeanColour,
-    Part,
-    ShadowLabels,
-    TextTargetResult,
-    distinct,
-    reworded,
-)
+from fedpriv.audit.results.audit import Audit, AuditedRun, Part
+from fedpriv.audit.results.epsilon import EpsilonBounds
+from fedpriv.audit.results.images import CenterOutcome, ImageTarget, MeanColour
+from fedpriv.audit.results.labels import ShadowLabels
+from fedpriv.audit.results.outcome import ControlResult, distinct, reworded
+from fedpriv.audit.results.texts import TextTargetResult
 from fedpriv.audit.rows.attributes import infer_attributes
 from fedpriv.audit.rows.recovery import AttackedRows, on_single_rows
 from fedpriv.audit.rows.recovery import on_message as on_rows_of

@@ -19,23 +19,13 @@ from fedpriv.audit.judge import texts as judge_texts
 from fedpriv.audit.judge.images import LIMIT, Recovery
 from fedpriv.audit.judge.members import Separation
 from fedpriv.audit.judge.texts import BestTexts
-from fedpriv.audit.results import (
-    AuditedRun,
-    Canaries,
-    CenterOutcome,
-    Coverage,
-    Epsilon,
-    ImageTarget,
-    KnownMembers,
-    LabelResult,
-    MeanColour,
-    MembershipOutcome,
-    Part,
-    RowTarget,
-    ShadowLabels,
-    TextScoreMeans,
-    TextTargetResult,
-)
+from fedpriv.audit.results.audit import AuditedRun, Coverage, Part
+from fedpriv.audit.results.epsilon import Canaries, Epsilon
+from fedpriv.audit.results.images import CenterOutcome, ImageTarget, MeanColour
+from fedpriv.audit.results.labels import LabelResult, ShadowLabels
+from fedpriv.audit.results.membership import KnownMembers, MembershipOutcome
+from fedpriv.audit.results.rows import RowTarget
+from fedpriv.audit.results.texts import TextScoreMeans, TextTargetResult
 
 T = TypeVar("T")
 

@@ -7,7 +7,8 @@ from typing import Literal
 
 from fedpriv.attacks.scoring.scores import Rate, wilson
 from fedpriv.audit.judge import images, members, rows, texts
-from fedpriv.audit.results import AuditedRun, SumComparison, Value
+from fedpriv.audit.results.audit import AuditedRun
+from fedpriv.audit.results.sums import SumComparison, Value
 
 Measure = Literal["images", "texts", "rows", "cells", "label sets", "membership"]
 

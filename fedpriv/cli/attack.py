@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedpriv.attacks.lab.attempts import ImageAttempt
     from fedpriv.audit.images.target import Target
     from fedpriv.audit.record.malicious import Replay
-    from fedpriv.audit.results import Baseline, ImageFigures
+    from fedpriv.audit.results.images import Baseline, ImageFigures
 
 OF_TEXTS = ("batch_size", "encoder", "tune", "mask_embeddings", "noise")
 """Options for attacks on texts alone, and for single steps."""

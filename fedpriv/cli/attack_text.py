@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedpriv.attacks.core.status import Status
     from fedpriv.attacks.lab.trial import Attacker
     from fedpriv.audit.record.malicious import Replay
-    from fedpriv.audit.results import PartialLeakage, TextFigures, TextScoreMeans
+    from fedpriv.audit.results.texts import PartialLeakage, TextFigures, TextScoreMeans
     from fedpriv.audit.text.attempts import TextAttempt, TextTarget
 
 USUAL: Mapping[str, tuple[int, int]] = {"tokens": (20, 8), "span": (10, 1), "tag": (2, 1), "token-imprint": (1, 1)}

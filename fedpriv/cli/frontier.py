@@ -64,10 +64,10 @@ def frontier(
     """
     loading()
     from fedpriv.audit.conditions import conditions
+    from fedpriv.audit.results.stored import to_json
     from fedpriv.audit.run_audit import AuditOptions
     from fedpriv.config import RunConfig, lay_over, parse, parse_assignment, read_yaml
     from fedpriv.frontier.grid import Defence
-    from fedpriv.frontier.result import to_json
     from fedpriv.frontier.run import Plan, frontier
     from fedpriv.frontier.show import answer
     from fedpriv.plugins import load_plugins

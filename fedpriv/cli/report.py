@@ -23,7 +23,7 @@ from fedpriv.scores.catalogue import ACCURACY, SCORES, Score, beside, score_name
 from fedpriv.untrusted.names import printable
 
 if TYPE_CHECKING:
-    from fedpriv.audit.results import Canaries
+    from fedpriv.audit.results.epsilon import Canaries
     from fedpriv.config import RunConfig
     from fedpriv.simulation.run import Outcome
     from fedpriv.simulation.setup import Federation

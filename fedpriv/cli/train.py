@@ -17,7 +17,7 @@ from fedpriv.cli.terminal import FilePath, SeedsParam, WorkersParam, say
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
-    from fedpriv.audit.results import Canaries
+    from fedpriv.audit.results.epsilon import Canaries
 
 _RUNS_DIR = click.option(
     "--runs-dir",

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from fedpriv.attacks.scoring.scores import Rate
 from fedpriv.audit.judge import classes, images, members, rows, texts
-from fedpriv.audit.results import (
-    AuditedRun,
-    ImageTarget,
-    LabelResult,
-    MembershipOutcome,
-    Outcome,
-    RowTarget,
-    ShadowLabels,
-    TextTargetResult,
-    audit_of,
-)
+from fedpriv.audit.results.audit import AuditedRun
+from fedpriv.audit.results.images import ImageTarget
+from fedpriv.audit.results.labels import LabelResult, ShadowLabels
+from fedpriv.audit.results.membership import MembershipOutcome
+from fedpriv.audit.results.outcome import Outcome
+from fedpriv.audit.results.rows import RowTarget
+from fedpriv.audit.results.stored import audit_of, form_of, from_json
+from fedpriv.audit.results.texts import TextTargetResult
 from fedpriv.experiments.markdown import table
 from fedpriv.experiments.results import Result, rounded
 
@@ -117,11 +111,6 @@ class Leaks:
     options: Mapping[str, Any]
 
 
-@cache
-def _form() -> TypeAdapter[Leaks]:
-    return TypeAdapter(Leaks)
-
-
 def leakage(run_dir: Path) -> dict[str, Any]:
     """The figures of the audit in a run's folder, as the JSON of :class:`Leaks`; empty where the run was not audited.
 
@@ -131,7 +120,7 @@ def leakage(run_dir: Path) -> dict[str, Any]:
     if (audited := audit_of(run_dir)) is None:
         return {}
     run, options = audited
-    data: dict[str, Any] = rounded(_form().dump_python(_leaks(run, options), mode="json", exclude_defaults=True))
+    data: dict[str, Any] = rounded(form_of(Leaks).dump_python(_leaks(run, options), mode="json", exclude_defaults=True))
     return data
 
 
@@ -220,7 +209,7 @@ def _classes_by_shadows(shadow: ShadowLabels | None) -> dict[str, Any] | None:
 def section(results: Mapping[str, Mapping[int, Result]]) -> list[str]:
     """A table with a row for each result of an audited run; empty where there is none."""
     audited = [
-        (result, _form().validate_python(result.leakage))
+        (result, from_json(Leaks, result.leakage))
         for of_label in results.values()
         for _, result in sorted(of_label.items())
         if result.leakage

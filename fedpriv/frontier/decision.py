@@ -13,7 +13,7 @@ from fedpriv.attacks.scoring.scores import Rate
 from fedpriv.audit.conditions import Condition, conditions
 from fedpriv.audit.judge import members
 from fedpriv.audit.judge.measures import MEASURES, OpenRate, known_recovered, most_open, most_recovered
-from fedpriv.audit.results import AuditedRun
+from fedpriv.audit.results.audit import AuditedRun
 from fedpriv.errors import UsageError
 from fedpriv.evaluation.intervals import mean_interval
 from fedpriv.scores.catalogue import ACCURACY, SCORES, Score, score_named

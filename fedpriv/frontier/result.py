@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Literal
-
-from pydantic import TypeAdapter
+from typing import Literal
 
 from fedpriv.frontier.decision import StoredCondition, Trade
 from fedpriv.frontier.search import Search
@@ -72,23 +69,3 @@ class Frontier:
         """A point with a seed, by default that of the grid; ``None``: it could not be trained or audited."""
         wanted = (label, self.seed if seed is None else seed)
         return next((trade for trade in self.trades if (trade.label, trade.seed) == wanted), None)
-
-
-@cache
-def _form() -> TypeAdapter[Frontier]:
-    return TypeAdapter(Frontier)
-
-
-def to_json(frontier: Frontier) -> dict[str, Any]:
-    """The JSON form."""
-    data: dict[str, Any] = _form().dump_python(frontier, mode="json")
-    return data
-
-
-def from_json(data: object) -> Frontier:
-    """The inverse of :func:`to_json`.
-
-    Raises:
-        ValueError: the data have another form.
-    """
-    return _form().validate_python(data)

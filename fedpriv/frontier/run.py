@@ -15,7 +15,8 @@ from pydantic import TypeAdapter
 
 from fedpriv.audit import report
 from fedpriv.audit.conditions import Condition
-from fedpriv.audit.results import AuditedRun
+from fedpriv.audit.results.audit import AuditedRun
+from fedpriv.audit.results.stored import to_json
 from fedpriv.audit.run_audit import Audited, AuditOptions
 from fedpriv.config import RunConfig
 from fedpriv.defenses import build_transforms
@@ -26,7 +27,7 @@ from fedpriv.files import Damaged, check_place, load_json, save_json, write_atom
 from fedpriv.frontier.decision import Trade, most_accurate, nearest, pareto_optimal, trade
 from fedpriv.frontier.grid import Defence, Point, grid, point
 from fedpriv.frontier.picture import draw
-from fedpriv.frontier.result import Confirmation, DefenceSearch, Frontier, to_json
+from fedpriv.frontier.result import Confirmation, DefenceSearch, Frontier
 from fedpriv.frontier.search import BY_REPLAY, Replayed, Search, measured, search
 from fedpriv.frontier.show import markdown
 from fedpriv.methods.build import with_options

@@ -21,7 +21,8 @@ from fedpriv.audit.record.base import Message
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import ShadowResult, ShadowUpdates
 from fedpriv.audit.record.views import recorded
-from fedpriv.audit.results import AuditedRun, Cost, Part
+from fedpriv.audit.results.audit import AuditedRun, Part
+from fedpriv.audit.results.cost import Cost
 from fedpriv.audit.run_audit import AuditOptions, on_images, on_rows, on_texts
 from fedpriv.config import RunConfig
 from fedpriv.errors import FedprivError, UsageError

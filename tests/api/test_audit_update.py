@@ -15,7 +15,7 @@ from fedpriv.attacks.lab.attempts import suited
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.audit.images.target import Target, message
 from fedpriv.audit.judge.images import ran
-from fedpriv.audit.results import ImageFigures, ImageOutcome
+from fedpriv.audit.results.images import ImageFigures, ImageOutcome
 from fedpriv.defenses import build_transforms
 from fedpriv.noise_source import SeededNoise
 from fedpriv.wire import TransformContext, seal

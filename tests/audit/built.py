@@ -12,35 +12,25 @@ from fedpriv.attacks.inference.membership_controls import Kind as MembershipStat
 from fedpriv.attacks.inference.shadow import ShadowReport
 from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints, Point
 from fedpriv.attacks.scoring.scores import Rate, wilson
-from fedpriv.audit.results import (
+from fedpriv.audit.results.audit import AuditedRun
+from fedpriv.audit.results.cost import Cost
+from fedpriv.audit.results.epsilon import Canaries, Epsilon
+from fedpriv.audit.results.images import Baseline, ImageFigures, ImageOutcome, ImageTarget
+from fedpriv.audit.results.labels import LabelResult, ShadowLabels
+from fedpriv.audit.results.membership import MembershipOutcome
+from fedpriv.audit.results.outcome import Interval, Sender, TargetKind
+from fedpriv.audit.results.rows import (
     AttributeFigures,
     AttributeOutcome,
-    AuditedRun,
-    Baseline,
-    Canaries,
     CellExample,
-    Cost,
-    Epsilon,
-    ImageFigures,
-    ImageOutcome,
-    ImageTarget,
-    Interval,
-    LabelResult,
-    MembershipOutcome,
     RowExample,
     RowFigures,
     RowOutcome,
     RowRates,
     RowTarget,
-    Sender,
-    ShadowLabels,
-    Statistic,
-    TargetKind,
-    TextFigures,
-    TextOutcome,
-    TextScoreMeans,
-    TextTargetResult,
 )
+from fedpriv.audit.results.texts import TextFigures, TextOutcome, TextScoreMeans, TextTargetResult
+from fedpriv.audit.results.wire import Statistic
 
 THRESHOLDS = ("0.01", "0.001", "0.0001")
 NO_CONTROL = Reason("no control", "no control shows that it can succeed")

@@ -18,33 +18,14 @@ from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints, Poin
 from fedpriv.attacks.scoring.scores import wilson as rate
 from fedpriv.audit.answer import concluded
 from fedpriv.audit.page.change import changes
-from fedpriv.audit.results import (
-    Audit,
-    AuditedRun,
-    Baseline,
-    CenterOutcome,
-    ControlResult,
-    Cost,
-    Epsilon,
-    ImageOutcome,
-    ImageTarget,
-    Interval,
-    KnownMembers,
-    LabelResult,
-    LabelRule,
-    MembershipOutcome,
-    ProbeResult,
-    RecoveryRate,
-    RoundTraffic,
-    Schema,
-    Sender,
-    ShadowLabels,
-    SignalToNoise,
-    Statistic,
-    TargetKind,
-    TensorInfo,
-    Wire,
-)
+from fedpriv.audit.results.audit import Audit, AuditedRun
+from fedpriv.audit.results.cost import Cost, ProbeResult
+from fedpriv.audit.results.epsilon import Epsilon
+from fedpriv.audit.results.images import Baseline, CenterOutcome, ImageOutcome, ImageTarget, RecoveryRate
+from fedpriv.audit.results.labels import LabelResult, LabelRule, ShadowLabels
+from fedpriv.audit.results.membership import KnownMembers, MembershipOutcome
+from fedpriv.audit.results.outcome import ControlResult, Interval, Sender, TargetKind
+from fedpriv.audit.results.wire import RoundTraffic, Schema, SignalToNoise, Statistic, TensorInfo, Wire
 from tests.audit import built
 
 __all__ = ["findings", "pictures", "rate"]

@@ -15,21 +15,13 @@ from fedpriv.audit.answer import CONTRADICTED, MEMBERS, NOT_KNOWN, NOTHING, SAMP
 from fedpriv.audit.conditions import conditions
 from fedpriv.audit.judge.coverage import coverage
 from fedpriv.audit.page.change import changes
-from fedpriv.audit.results import (
-    Answer,
-    AuditedRun,
-    Coverage,
-    ImageOutcome,
-    ImageTarget,
-    Interval,
-    MembershipOutcome,
-    Sender,
-    ShadowLabels,
-    TargetKind,
-    TensorInfo,
-    TextTargetResult,
-    Wire,
-)
+from fedpriv.audit.results.audit import Answer, AuditedRun, Coverage
+from fedpriv.audit.results.images import ImageOutcome, ImageTarget
+from fedpriv.audit.results.labels import ShadowLabels
+from fedpriv.audit.results.membership import MembershipOutcome
+from fedpriv.audit.results.outcome import Interval, Sender, TargetKind
+from fedpriv.audit.results.texts import TextTargetResult
+from fedpriv.audit.results.wire import TensorInfo, Wire
 from fedpriv.audit.sentences import thoroughness, verdict
 from fedpriv.frontier.grid import Defence
 from fedpriv.frontier.search import BY_REPLAY

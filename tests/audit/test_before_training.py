@@ -9,7 +9,7 @@ import torch
 
 from fedpriv.audit.before_training import told_before
 from fedpriv.audit.page.sections import sections
-from fedpriv.audit.results import Audit
+from fedpriv.audit.results.audit import Audit
 from fedpriv.client.statistics import PrivateStatistics, Respondent
 from fedpriv.data.statistics.cells import CategoryCells, NumberCells
 from fedpriv.data.statistics.measuring import TrainingRows

@@ -19,7 +19,7 @@ from fedpriv.audit.images.target import Target
 from fedpriv.audit.judge.known import samples_not_known, statistics_not_known
 from fedpriv.audit.record import statistics
 from fedpriv.audit.record.run import RunRecord
-from fedpriv.audit.results import AuditedRun
+from fedpriv.audit.results.audit import AuditedRun
 from tests.audit.built import run
 from tests.simulation.small import play
 

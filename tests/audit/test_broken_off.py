@@ -16,7 +16,7 @@ from fedpriv.attacks.lab.nets import observe, perceptron
 from fedpriv.attacks.lab.trial import Attacker, mount
 from fedpriv.audit import finished, report
 from fedpriv.audit.finished import UNFINISHED
-from fedpriv.audit.results import to_json
+from fedpriv.audit.results.stored import to_json
 from fedpriv.audit.run_audit import AuditOptions
 from tests.simulation.small import play
 

@@ -13,7 +13,7 @@ from fedpriv.audit.answer import SAMPLES, WORDS, answer
 from fedpriv.audit.images.center_leaks import inverted_centers
 from fedpriv.audit.judge.measures import MEASURES, metrics
 from fedpriv.audit.record.run import RunRecord
-from fedpriv.audit.results import CenterOutcome, RecoveryRate
+from fedpriv.audit.results.images import CenterOutcome, RecoveryRate
 from tests.audit.sample_findings import findings
 from tests.simulation.small import play
 

@@ -16,7 +16,8 @@ from fedpriv.audit import report
 from fedpriv.audit.conditions import conditions, first_met
 from fedpriv.audit.judge import texts as of_texts
 from fedpriv.audit.judge.measures import known_recovered, recovered
-from fedpriv.audit.results import Answer, Audit, AuditedRun, Epsilon
+from fedpriv.audit.results.audit import Answer, Audit, AuditedRun
+from fedpriv.audit.results.epsilon import Epsilon
 from fedpriv.audit.run_audit import Audited
 from fedpriv.audit.sentences import verdict
 from fedpriv.cli import main

@@ -28,7 +28,9 @@ from fedpriv.audit.record.base import Message
 from fedpriv.audit.record.earlier_updates import CONTINUED, CORRECTED, keeps_state, plain_change
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import single_samples
-from fedpriv.audit.results import Interval, MembershipOutcome, ShadowLabels
+from fedpriv.audit.results.labels import ShadowLabels
+from fedpriv.audit.results.membership import MembershipOutcome
+from fedpriv.audit.results.outcome import Interval
 from fedpriv.interfaces import Learner, LocalUpdate
 from fedpriv.objectives.cross_entropy import CrossEntropy
 from tests.audit import built

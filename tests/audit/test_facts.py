@@ -10,7 +10,8 @@ import pytest
 from fedpriv.audit.facts import at_chance, chance, cost_in_sentences, signal_to_noise
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.record.run import RunRecord
-from fedpriv.audit.results import AuditedRun, SignalToNoise
+from fedpriv.audit.results.audit import AuditedRun
+from fedpriv.audit.results.wire import SignalToNoise
 from tests.audit.sample_findings import findings, pictures
 from tests.simulation.small import play
 

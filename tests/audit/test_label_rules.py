@@ -20,7 +20,8 @@ from fedpriv.audit.judge.classes import rate_of_rules, share_by_rule
 from fedpriv.audit.judge.measures import metrics
 from fedpriv.audit.membership.label_leaks import Labels, infer_labels, label_findings
 from fedpriv.audit.record.run import RunRecord
-from fedpriv.audit.results import LabelResult, Sender
+from fedpriv.audit.results.labels import LabelResult
+from fedpriv.audit.results.outcome import Sender
 from tests.simulation.small import play
 
 SIGN = "last layer: sign of the bias gradient"

@@ -17,7 +17,8 @@ from fedpriv.audit.membership import rounds
 from fedpriv.audit.membership.inference import FEDMIA, LIRA, LOSS, ROWS, Membership
 from fedpriv.audit.membership.member_scores import USED_BY
 from fedpriv.audit.progress import Progress
-from fedpriv.audit.results import MembershipOutcome, Sender
+from fedpriv.audit.results.membership import MembershipOutcome
+from fedpriv.audit.results.outcome import Sender
 from fedpriv.config import RunConfig
 from fedpriv.errors import FedprivError
 

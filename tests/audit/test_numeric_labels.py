@@ -27,7 +27,7 @@ from fedpriv.attacks.lab.tables import EXAMPLE
 from fedpriv.attacks.rows.closed_form import ClosedForm
 from fedpriv.attacks.rows.counts import label_counts
 from fedpriv.attacks.rows.tableak import TabLeak
-from fedpriv.audit.results import AuditedRun
+from fedpriv.audit.results.audit import AuditedRun
 from tests.simulation.small import play
 
 

@@ -24,7 +24,7 @@ from fedpriv.audit.membership.other_clients import OwnUpdates, against_other_cli
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import ShadowResult
 from fedpriv.audit.record.sums import record_of
-from fedpriv.audit.results import Sender
+from fedpriv.audit.results.outcome import Sender
 from tests.simulation.small import play
 
 ALL_TAKE_PART = {"data.clients": 4, "train.participation": 1.0, "data.limit": 200, "wire.keep_payloads": "all", "eval.last": 1}

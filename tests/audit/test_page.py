@@ -19,25 +19,13 @@ from fedpriv.audit.page.blocks import Block, Bullets, Details, Facts, Section, T
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.page.sections import sections
 from fedpriv.audit.page.svg import Scale
-from fedpriv.audit.results import (
-    About,
-    Answer,
-    Audit,
-    AuditedRun,
-    Canaries,
-    EpsilonBounds,
-    ImageFigures,
-    ImageOutcome,
-    ImageTarget,
-    Interval,
-    MeanColour,
-    MembershipOutcome,
-    Sender,
-    ToldBefore,
-    Wire,
-    from_json,
-    to_json,
-)
+from fedpriv.audit.results.audit import About, Answer, Audit, AuditedRun
+from fedpriv.audit.results.epsilon import Canaries, EpsilonBounds
+from fedpriv.audit.results.images import ImageFigures, ImageOutcome, ImageTarget, MeanColour
+from fedpriv.audit.results.membership import MembershipOutcome
+from fedpriv.audit.results.outcome import Interval, Sender
+from fedpriv.audit.results.stored import from_json, to_json
+from fedpriv.audit.results.wire import ToldBefore, Wire
 from fedpriv.errors import FedprivError
 from fedpriv.samples import Modality
 from tests.audit import built
@@ -98,7 +86,7 @@ def replaced(audit: Audit, change: Callable[[str, Any], Any]) -> Audit:
             return {name: altered(inner, name) for name, inner in value.items()}
         return [altered(inner, key) for inner in value] if isinstance(value, list) else change(key, value)
 
-    return from_json(altered(to_json(audit)))
+    return from_json(Audit, altered(to_json(audit)))
 
 
 def of_first(audit: Audit, **changes: Any) -> Audit:
@@ -204,7 +192,7 @@ def test_clients_and_classes_have_their_names_in_every_table() -> None:
     every = {"before": told, "mean_colours": (colour,), "client_names": hospitals, "class_names": classes}
     images, tables_of_rows = findings().runs[0], {"modalities": (), "attributes": (built.attribute(),)}
     runs = (replace(images, **every), replace(images, **every, **tables_of_rows))
-    shown = tables(render_markdown(from_json(with_names(to_json(replace(findings(), runs=runs))))))
+    shown = tables(render_markdown(from_json(Audit, with_names(to_json(replace(findings(), runs=runs))))))
     found = dict[str, set[str]]()
     for head, _, *lines in shown:
         for line in lines:

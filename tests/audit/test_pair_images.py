@@ -23,7 +23,7 @@ from fedpriv.audit.images.pairs import MANY, NO_BIAS, beside_texts, of_images
 from fedpriv.audit.images.target import Target, message
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import single_samples
-from fedpriv.audit.results import Part
+from fedpriv.audit.results.audit import Part
 from fedpriv.audit.run_audit import AuditOptions, on_images
 from fedpriv.cli import main
 from fedpriv.errors import UsageError

@@ -26,7 +26,7 @@ from fedpriv.audit.images.target import Target
 from fedpriv.audit.judge.images import ran
 from fedpriv.audit.judge.known import samples_not_known
 from fedpriv.audit.record.run import RunRecord
-from fedpriv.audit.results import Part
+from fedpriv.audit.results.audit import Part
 from fedpriv.audit.run_audit import AuditOptions, on_images
 from fedpriv.processes import forked_in_order
 from tests.audit.built import CUT

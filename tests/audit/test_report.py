@@ -18,7 +18,8 @@ from fedpriv.audit.membership.inference import ROWS, Membership, membership
 from fedpriv.audit.membership.label_leaks import infer_labels, label_findings
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.report import _compared
-from fedpriv.audit.results import from_json
+from fedpriv.audit.results.audit import Audit
+from fedpriv.audit.results.stored import from_json
 from fedpriv.cli import main
 from fedpriv.errors import FedprivError
 from tests.audit.sample_findings import findings
@@ -89,7 +90,7 @@ def test_two_runs_side_by_side(runs: Callable[[str], Path], tmp_path: Path) -> N
             area = item["points"]["auc"]
             assert item["together"]["low"] < area["low"] <= area["high"] <= item["together"]["high"]
         assert all(item["inferred"] == item["true"] for item in run["labels"]) or run is masked
-        (typed,) = (each for each in from_json(output).runs if each.name == run["name"])
+        (typed,) = (each for each in from_json(Audit, output).runs if each.name == run["name"])
         values = metrics(typed)
         assert values.keys() >= {"recovered_from_message", "membership_auc"}
         assert ("labels_exact" in values) == (run is not masked)  # where no rule applies, nothing was measured

@@ -21,7 +21,7 @@ from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.row_reconstruction import RowReconstruction
 from fedpriv.audit.judge import rows as judge
 from fedpriv.audit.record.run import RunRecord
-from fedpriv.audit.results import AuditedRun
+from fedpriv.audit.results.audit import AuditedRun
 from fedpriv.audit.rows.choices import choices_of, told_by_others
 from fedpriv.errors import UsageError
 from tests.simulation.small import play

@@ -17,7 +17,9 @@ from fedpriv.audit.judge import attributes, rows
 from fedpriv.audit.judge.measures import known_recovered, metrics, most_open
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.page.findings import findings
-from fedpriv.audit.results import AuditedRun, RowRates, from_json, to_json
+from fedpriv.audit.results.audit import Audit, AuditedRun
+from fedpriv.audit.results.rows import RowRates
+from fedpriv.audit.results.stored import from_json, to_json
 from fedpriv.audit.rows.attributes import paired_interval
 from fedpriv.audit.rows.figures import by_chance, rates_of
 from tests.audit import built
@@ -147,7 +149,7 @@ def test_rows_survive_json() -> None:
     audit = whole_findings()
     run = table(rows=(built.rows(row(cells=45, whole=6)),))
     audit = replace(audit, runs=(run,))
-    assert from_json(to_json(audit)).runs[0].rows == run.rows
+    assert from_json(Audit, to_json(audit)).runs[0].rows == run.rows
 
 
 def test_the_interval_of_a_paired_difference() -> None:

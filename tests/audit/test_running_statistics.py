@@ -25,7 +25,8 @@ from fedpriv.audit.record import statistics
 from fedpriv.audit.record.attacker_view import cut
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.statistics import ASIDE, BUFFERS, CONSTANTS, MEANINGS, RUNNING, kind_of, kinds_of_model
-from fedpriv.audit.results import MeanColour, Sender
+from fedpriv.audit.results.images import MeanColour
+from fedpriv.audit.results.outcome import Sender
 from fedpriv.audit.sentences import verdict
 from fedpriv.models.net import Net
 from fedpriv.models.registry import assemble, list_models

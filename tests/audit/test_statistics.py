@@ -23,7 +23,8 @@ from fedpriv.audit.record import statistics
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import single_samples
 from fedpriv.audit.record.sums import SumRecord
-from fedpriv.audit.results import from_json
+from fedpriv.audit.results.audit import Audit
+from fedpriv.audit.results.stored import from_json
 from fedpriv.errors import UsageError
 from tests.audit.test_report import fedpriv
 from tests.simulation.small import play
@@ -170,7 +171,7 @@ def test_the_report_says_so(tmp_path: Path) -> None:
     (run,) = json.loads(result.stdout.splitlines()[-1])["runs"]
     assert run["exposed"] == ["variate"]
     assert any("not the statistics sent with it (variate)" in sentence for sentence in run["verdict"])
-    (audited,) = from_json(json.loads((tmp_path / "report" / "audit.json").read_text())).runs
+    (audited,) = from_json(Audit, json.loads((tmp_path / "report" / "audit.json").read_text())).runs
     best = best_of(audited, "single image")
     assert best is not None and best.outcome.attack == "analytic on variate"
     assert "receives statistics besides weights: variate" in run["server_knows"]

@@ -17,7 +17,10 @@ from fedpriv.audit.record.shadow_updates import ShadowUpdates
 from fedpriv.audit.record.sums import HeldBack, SumRecord, record_of
 from fedpriv.audit.record.traffic import knowledge
 from fedpriv.audit.report import audit
-from fedpriv.audit.results import AuditedRun, Cost, LabelRule, Sender
+from fedpriv.audit.results.audit import AuditedRun
+from fedpriv.audit.results.cost import Cost
+from fedpriv.audit.results.labels import LabelRule
+from fedpriv.audit.results.outcome import Sender
 from fedpriv.audit.run_audit import AuditOptions
 from fedpriv.audit.sums import compared
 from fedpriv.data.federated import Split

@@ -29,7 +29,11 @@ from fedpriv.audit.judge.known import samples_not_known
 from fedpriv.audit.judge.measures import MEASURES, metrics
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import single_samples
-from fedpriv.audit.results import AuditedRun, Cost, Statistic, TextFigures, TextOutcome, TextTargetResult, from_json
+from fedpriv.audit.results.audit import Audit, AuditedRun
+from fedpriv.audit.results.cost import Cost
+from fedpriv.audit.results.stored import from_json
+from fedpriv.audit.results.texts import TextFigures, TextOutcome, TextTargetResult
+from fedpriv.audit.results.wire import Statistic
 from fedpriv.audit.text.attempts import TextAttempt, TextTarget, _differences
 from fedpriv.audit.text.recovery import on_single_texts
 from fedpriv.audit.text.samples import requests
@@ -101,7 +105,7 @@ def audited(folder: Path) -> tuple[AuditedRun, str, str]:
     result = CliRunner().invoke(main, ["audit", str(folder), *QUICK])
     assert result.exit_code == 0, result.output
     made = folder / "audit"
-    (run,) = from_json(json.loads((made / "audit.json").read_text(encoding="utf-8"))).runs
+    (run,) = from_json(Audit, json.loads((made / "audit.json").read_text(encoding="utf-8"))).runs
     return run, (made / "audit.html").read_text(encoding="utf-8"), (made / "audit.md").read_text(encoding="utf-8")
 
 

@@ -23,7 +23,10 @@ from fedpriv.attacks.text.victims import Size, facts, observe_text, sentences, s
 from fedpriv.audit.answer import answer
 from fedpriv.audit.judge.measures import MEASURES
 from fedpriv.audit.judge.texts import beyond_chance
-from fedpriv.audit.results import AuditedRun, Cost, Sender, TextFigures, TextOutcome, TextScoreMeans, TextTargetResult
+from fedpriv.audit.results.audit import AuditedRun
+from fedpriv.audit.results.cost import Cost
+from fedpriv.audit.results.outcome import Sender
+from fedpriv.audit.results.texts import TextFigures, TextOutcome, TextScoreMeans, TextTargetResult
 from fedpriv.audit.text.attempts import TextAttempt
 from fedpriv.audit.text.figures import score_figures, status_of
 from fedpriv.audit.text.target import Steps, made_up

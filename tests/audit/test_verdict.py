@@ -10,7 +10,9 @@ from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit.judge import images as of_images
 from fedpriv.audit.judge import texts as of_texts
 from fedpriv.audit.judge.measures import recovered
-from fedpriv.audit.results import ImageOutcome, MembershipOutcome, Sender, TargetKind
+from fedpriv.audit.results.images import ImageOutcome
+from fedpriv.audit.results.membership import MembershipOutcome
+from fedpriv.audit.results.outcome import Sender, TargetKind
 from fedpriv.audit.sentences import verdict
 from tests.audit.built import (
     NO_CONTROL,

@@ -14,19 +14,12 @@ import fedpriv
 from fedpriv.attacks.core.status import Status
 from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints
 from fedpriv.audit.judge.images import best_of
-from fedpriv.audit.results import (
-    Answer,
-    AuditedRun,
-    Baseline,
-    Cost,
-    ImageTarget,
-    Interval,
-    MembershipOutcome,
-    Sender,
-    TargetKind,
-    from_json,
-    to_json,
-)
+from fedpriv.audit.results.audit import Answer, Audit, AuditedRun
+from fedpriv.audit.results.cost import Cost
+from fedpriv.audit.results.images import Baseline, ImageTarget
+from fedpriv.audit.results.membership import MembershipOutcome
+from fedpriv.audit.results.outcome import Interval, Sender, TargetKind
+from fedpriv.audit.results.stored import from_json, to_json
 from fedpriv.experiments import Result, read, report, run, runner
 from fedpriv.experiments.leaks import leakage
 from fedpriv.experiments.spec import Experiment
@@ -222,7 +215,7 @@ def test_an_audit_after_the_run_is_stored_with_its_result(tmp_path: Path) -> Non
     assert [outcome.state for outcome in run(experiment, runs_dir, workers=0)] == ["collected"]
     assert [outcome.state for outcome in run(experiment, runs_dir, workers=0)] == ["done"]
 
-    (audit,) = from_json(json.loads((folder / "audit" / "audit.json").read_text())).runs
+    (audit,) = from_json(Audit, json.loads((folder / "audit" / "audit.json").read_text())).runs
     figures = stored(experiment)
     assert figures["answer"] == audit.concluded.words
     (message,) = figures["messages"]

@@ -20,7 +20,8 @@ from torch.nn import functional as F
 
 import fedpriv
 from fedpriv.audit.public import Report
-from fedpriv.audit.results import from_json
+from fedpriv.audit.results.audit import Audit
+from fedpriv.audit.results.stored import from_json
 from tests.deploy.apart import play_apart
 from tests.simulation.small import play
 from tests.simulation.texts_and_pairs import pairs, pairs_folder, texts, write_texts
@@ -108,7 +109,7 @@ AUDITS: dict[str, Callable[[Path], Report]] = {
 def take(name: str, folder: Path) -> dict[str, Any]:
     """Take an audit: its findings, its answer, and its page as lines."""
     report = AUDITS[name](folder)
-    report.audit = from_json(_constant(report.to_json()))
+    report.audit = from_json(Audit, _constant(report.to_json()))
     page = _CURVE.sub(lambda path: _hash(path[0]), _PICTURE.sub("", _without(report.html(), folder)))
     findings = json.loads(_without(json.dumps(_short(report.to_json())), folder))
     return {"answer": report.answer, "findings": findings, "page": page.splitlines()}

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fedpriv.audit.conditions import conditions
-from fedpriv.audit.results import to_json
+from fedpriv.audit.results.stored import from_json, to_json
 from fedpriv.audit.run_audit import Audited, AuditOptions
 from fedpriv.cli import main
 from fedpriv.config import RunConfig
@@ -24,7 +24,7 @@ from fedpriv.experiments.runner import Outcome
 from fedpriv.experiments.runner import run as run_all
 from fedpriv.experiments.spec import Experiment
 from fedpriv.frontier.grid import Defence, Point, point
-from fedpriv.frontier.result import from_json
+from fedpriv.frontier.result import Frontier
 from fedpriv.frontier.run import Plan, _check_earlier, _Trials
 from fedpriv.frontier.search import Search
 from fedpriv.simulation.run import start
@@ -76,7 +76,7 @@ def test_a_frontier_is_searched_confirmed_and_read_again(tmp_path: Path, templat
     result = fedpriv(*asked)
     assert result.exit_code == 0, result.output
     data = json.loads(result.stdout.splitlines()[-1])
-    frontier = from_json(data)
+    frontier = from_json(Frontier, data)
     (searched,) = frontier.searches
     assert 1e-12 < min(searched.search.held) <= 1e-3, "analytic recovers images at the least noise, and none at the greatest"
     assert len(searched.search.tried) == 3

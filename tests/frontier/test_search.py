@@ -16,16 +16,10 @@ from fedpriv.attacks.core.status import Status
 from fedpriv.audit.conditions import conditions
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.statistics import kinds_of_model, listed
-from fedpriv.audit.results import (
-    AuditedRun,
-    Cost,
-    Sender,
-    TargetKind,
-    TextFigures,
-    TextOutcome,
-    TextScoreMeans,
-    TextTargetResult,
-)
+from fedpriv.audit.results.audit import AuditedRun
+from fedpriv.audit.results.cost import Cost
+from fedpriv.audit.results.outcome import Sender, TargetKind
+from fedpriv.audit.results.texts import TextFigures, TextOutcome, TextScoreMeans, TextTargetResult
 from fedpriv.audit.run_audit import AuditOptions
 from fedpriv.errors import FedprivError
 from fedpriv.frontier.search import Replayed, measured, search

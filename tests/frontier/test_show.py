@@ -10,7 +10,9 @@ import pytest
 from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.scoring.operating_points import Area
 from fedpriv.attacks.scoring.scores import wilson
-from fedpriv.audit.results import Interval, MembershipOutcome, RecoveryRate
+from fedpriv.audit.results.images import RecoveryRate
+from fedpriv.audit.results.membership import MembershipOutcome
+from fedpriv.audit.results.outcome import Interval
 from fedpriv.frontier.decision import Trade, trade
 from fedpriv.frontier.result import Confirmation, DefenceSearch
 from fedpriv.frontier.search import Search

@@ -17,7 +17,8 @@ from click.testing import CliRunner, Result
 from fake_runs import make_run, set_status
 from PIL import Image
 
-from fedpriv.audit.results import AuditedRun, to_json
+from fedpriv.audit.results.audit import AuditedRun
+from fedpriv.audit.results.stored import to_json
 from fedpriv.cli import main
 from fedpriv.cli.report import _ui
 from fedpriv.cli.tracking import _announce

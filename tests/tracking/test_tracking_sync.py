@@ -17,7 +17,8 @@ from fake_runs import append, line, make_run, set_status
 from fedpriv.attacks.scoring.operating_points import Area
 from fedpriv.audit.answer import concluded
 from fedpriv.audit.judge.measures import metrics
-from fedpriv.audit.results import Interval, to_json
+from fedpriv.audit.results.outcome import Interval
+from fedpriv.audit.results.stored import to_json
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
 from fedpriv.storage.run_folder import RunFolder

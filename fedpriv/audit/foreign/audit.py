@@ -14,7 +14,7 @@ from fedpriv.audit.foreign.replay import compare_with_message
 from fedpriv.audit.foreign.simulation import CannotReplay, SimulatedRecord
 from fedpriv.audit.membership.rounds import InRounds
 from fedpriv.audit.progress import Progress
-from fedpriv.audit.results import AuditedRun, Part
+from fedpriv.audit.results.audit import AuditedRun, Part
 from fedpriv.audit.run_audit import AuditOptions, audit_record
 
 UNKNOWN_TRANSFORMS = "the record does not say what uploads went through (transforms)"

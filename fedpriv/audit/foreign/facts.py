@@ -8,7 +8,10 @@ from dataclasses import asdict
 
 from fedpriv.audit.foreign.record import FolderRecord
 from fedpriv.audit.record.traffic import IN_TRANSIT, has_batch_norm, net_conditions
-from fedpriv.audit.results import AuditedRun, Cost, Epsilon, RoundTraffic, Wire
+from fedpriv.audit.results.audit import AuditedRun
+from fedpriv.audit.results.cost import Cost
+from fedpriv.audit.results.epsilon import Epsilon
+from fedpriv.audit.results.wire import RoundTraffic, Wire
 from fedpriv.recorder.layout import Facts
 
 

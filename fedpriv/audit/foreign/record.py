@@ -23,7 +23,8 @@ from fedpriv.audit.foreign.texts import facts_of, token_probe
 from fedpriv.audit.record.base import Message, PlainChange
 from fedpriv.audit.record.statistics import RUNNING, listed
 from fedpriv.audit.record.update import UpdateRecord, code_of
-from fedpriv.audit.results import Sender, Statistic
+from fedpriv.audit.results.outcome import Sender
+from fedpriv.audit.results.wire import Statistic
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged

@@ -26,7 +26,7 @@ from fedpriv.attacks.scoring.scores import RECOVERED, Rate, counts, mse, thresho
 from fedpriv.audit.images.figures import by_threshold
 from fedpriv.audit.record.base import Message
 from fedpriv.audit.record.run import RunRecord
-from fedpriv.audit.results import CenterOutcome, RecoveryRate
+from fedpriv.audit.results.images import CenterOutcome, RecoveryRate
 
 HEAD = "head"
 TOGETHER = 256

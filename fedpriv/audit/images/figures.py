@@ -11,7 +11,7 @@ from torch import Tensor
 from fedpriv.attacks.lab.attempts import ImageAttempt
 from fedpriv.attacks.scoring.scores import Rate, under
 from fedpriv.audit.images.target import Target
-from fedpriv.audit.results import Baseline, ImageFigures
+from fedpriv.audit.results.images import Baseline, ImageFigures
 
 if TYPE_CHECKING:
     from rich.table import Table

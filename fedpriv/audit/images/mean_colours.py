@@ -9,7 +9,7 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference.running_statistics import mean_colour
 from fedpriv.audit.record.base import Record
-from fedpriv.audit.results import MeanColour
+from fedpriv.audit.results.images import MeanColour
 
 
 def mean_colours(record: Record) -> tuple[MeanColour, ...] | Reason:

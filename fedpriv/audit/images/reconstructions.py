@@ -19,7 +19,8 @@ from fedpriv.audit.images.target import Target, message, of_messages
 from fedpriv.audit.judge.images import beyond_guesses
 from fedpriv.audit.progress import Say
 from fedpriv.audit.record.base import Record
-from fedpriv.audit.results import ControlResult, ImageOutcome, ImageTarget, Sender, TargetKind
+from fedpriv.audit.results.images import ImageOutcome, ImageTarget
+from fedpriv.audit.results.outcome import ControlResult, Sender, TargetKind
 
 
 @dataclass(frozen=True)

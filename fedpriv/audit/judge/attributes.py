@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fedpriv.attacks.core.status import Reason, Status
-from fedpriv.audit.results import AttributeFigures, AttributeOutcome, AuditedRun
+from fedpriv.audit.results.audit import AuditedRun
+from fedpriv.audit.results.rows import AttributeFigures, AttributeOutcome
 
 FEW = "with so few rows not even naming every value would be distinguished from what the other columns tell"
 

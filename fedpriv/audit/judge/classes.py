@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 from fedpriv.attacks.scoring.guessing import p_of_guessing
 from fedpriv.attacks.scoring.scores import Rate, wilson
-from fedpriv.audit.results import LabelResult, ShadowLabels
+from fedpriv.audit.results.labels import LabelResult, ShadowLabels
 
 LEVEL = 0.05
 """Significance level of a comparison with guessing."""

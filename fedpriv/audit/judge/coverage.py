@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from fedpriv.attacks.core.status import Reason
 from fedpriv.audit.judge.known import was_cut
-from fedpriv.audit.results import AuditedRun, Coverage, ImageOutcome, Part
+from fedpriv.audit.results.audit import AuditedRun, Coverage, Part
+from fedpriv.audit.results.images import ImageOutcome
 
 CLASSES, SHADOWS, CENTERS, ATTRIBUTES = (
     "classes by rules",

@@ -6,16 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fedpriv.attacks.scoring.scores import RECOVERED, Rate, counts, threshold_above, wilson
-from fedpriv.audit.results import (
-    AuditedRun,
-    CenterOutcome,
-    ImageFigures,
-    ImageOutcome,
-    ImageTarget,
-    KnownMembers,
-    RecoveryRate,
-    TargetKind,
-)
+from fedpriv.audit.results.audit import AuditedRun
+from fedpriv.audit.results.images import CenterOutcome, ImageFigures, ImageOutcome, ImageTarget, RecoveryRate
+from fedpriv.audit.results.membership import KnownMembers
+from fedpriv.audit.results.outcome import TargetKind
 
 LIMIT = f"{RECOVERED:g}"
 """The threshold of "recovered", as a key of the figures."""

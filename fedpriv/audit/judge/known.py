@@ -7,7 +7,10 @@ from typing import TypeVar
 
 from fedpriv.attacks.core.status import Reason
 from fedpriv.audit.judge import images, rows, texts
-from fedpriv.audit.results import AuditedRun, ImageTarget, Part, RowTarget, TextTargetResult
+from fedpriv.audit.results.audit import AuditedRun, Part
+from fedpriv.audit.results.images import ImageTarget
+from fedpriv.audit.results.rows import RowTarget
+from fedpriv.audit.results.texts import TextTargetResult
 
 T = TypeVar("T", ImageTarget, TextTargetResult, RowTarget)
 

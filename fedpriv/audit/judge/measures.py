@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from fedpriv.attacks.scoring.scores import Rate
 from fedpriv.audit.judge import attributes, classes, images, members, rows, texts
 from fedpriv.audit.judge.known import samples_cut, samples_not_known, statistics_not_known, was_cut
-from fedpriv.audit.results import AuditedRun, TargetKind
+from fedpriv.audit.results.audit import AuditedRun
+from fedpriv.audit.results.outcome import TargetKind
 
 LOW_RATE = 0.001
 """The false-positive rate of ``membership_tpr``."""

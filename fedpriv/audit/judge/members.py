@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.scoring.operating_points import OperatingPoints, Point, can_tell
-from fedpriv.audit.results import Interval, MembershipOutcome
+from fedpriv.audit.results.membership import MembershipOutcome
+from fedpriv.audit.results.outcome import Interval
 
 LEVEL = 0.05
 """Significance level of results at low false-positive rates."""

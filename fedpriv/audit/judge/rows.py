@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 from fedpriv.attacks.scoring.row_scores import BY_CHANCE
 from fedpriv.attacks.scoring.scores import Rate, wilson
-from fedpriv.audit.results import AuditedRun, KnownMembers, RowFigures, RowOutcome, RowRates, RowTarget, TargetKind
+from fedpriv.audit.results.audit import AuditedRun
+from fedpriv.audit.results.membership import KnownMembers
+from fedpriv.audit.results.outcome import TargetKind
+from fedpriv.audit.results.rows import RowFigures, RowOutcome, RowRates, RowTarget
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from scipy.stats import binom
 
 from fedpriv.attacks.scoring.scores import Rate
-from fedpriv.audit.results import AuditedRun, KnownMembers, TargetKind, TextFigures, TextOutcome, TextScoreMeans, TextTargetResult
+from fedpriv.audit.results.audit import AuditedRun
+from fedpriv.audit.results.membership import KnownMembers
+from fedpriv.audit.results.outcome import TargetKind
+from fedpriv.audit.results.texts import TextFigures, TextOutcome, TextScoreMeans, TextTargetResult
 
 PRECISE = 0.5
 """Least share of the named words that must be right."""

@@ -9,7 +9,7 @@ from typing import Any
 from fedpriv.attacks.inference.canaries import canary_bounds
 from fedpriv.attacks.inference.empirical_epsilon import CONFIDENCE, epsilon_from_one_run, epsilon_from_rates
 from fedpriv.attacks.inference.membership import Array, Mask
-from fedpriv.audit.results import Canaries, EpsilonBounds
+from fedpriv.audit.results.epsilon import Canaries, EpsilonBounds
 from fedpriv.files import load_tensors
 from fedpriv.privacy.accountant import history_of, largest_epsilon
 from fedpriv.simulation.run_setup import plans

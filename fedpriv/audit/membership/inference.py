@@ -30,7 +30,8 @@ from fedpriv.audit.membership.member_scores import (
 from fedpriv.audit.membership.one_client import OfClient, attack_client, counted_once
 from fedpriv.audit.record.base import Record
 from fedpriv.audit.record.run import RunRecord
-from fedpriv.audit.results import ControlResult, EpsilonBounds, Interval, Sender
+from fedpriv.audit.results.epsilon import EpsilonBounds
+from fedpriv.audit.results.outcome import ControlResult, Interval, Sender
 from fedpriv.errors import FedprivError, UsageError
 
 __all__ = [

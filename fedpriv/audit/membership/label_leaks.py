@@ -19,7 +19,8 @@ from fedpriv.audit.judge.classes import rate_of_rules
 from fedpriv.audit.record.base import Message, Record
 from fedpriv.audit.record.earlier_updates import had_earlier_update, keeps_state
 from fedpriv.audit.record.run import RunRecord
-from fedpriv.audit.results import Interval, LabelResult, LabelRule, Sender, ShadowLabels
+from fedpriv.audit.results.labels import LabelResult, LabelRule, ShadowLabels
+from fedpriv.audit.results.outcome import Interval, Sender
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.seeding import generator

@@ -11,7 +11,9 @@ from fedpriv.audit.membership.inference import Membership, membership
 from fedpriv.audit.progress import BudgetSpent, Progress
 from fedpriv.audit.record.earlier_updates import had_earlier_update
 from fedpriv.audit.record.run import RunRecord
-from fedpriv.audit.results import ControlResult, EpsilonBounds, MembershipOutcome, distinct
+from fedpriv.audit.results.epsilon import EpsilonBounds
+from fedpriv.audit.results.membership import MembershipOutcome
+from fedpriv.audit.results.outcome import ControlResult, distinct
 from fedpriv.errors import FedprivError
 
 EARLIER = 8

@@ -15,7 +15,7 @@ from fedpriv.audit.judge.images import gives_away
 from fedpriv.audit.judge.known import was_cut
 from fedpriv.audit.judge.measures import membership_auc
 from fedpriv.audit.record.statistics import OF_MODEL, RUNNING
-from fedpriv.audit.results import AuditedRun
+from fedpriv.audit.results.audit import AuditedRun
 
 _NO_STATISTICS, _NO_RUNNING = 'mask:names=["statistic.*"]', 'mask:names=["*.running_*"]'
 _EPSILON = 8

@@ -12,7 +12,9 @@ from fedpriv.attacks.scoring.scores import Rate
 from fedpriv.audit import formats
 from fedpriv.audit.judge import images, members
 from fedpriv.audit.page.svg import LEFT, RIGHT, TOP, WIDTH, Scale, Write, across, element, frame, line, style, svg, upwards
-from fedpriv.audit.results import AuditedRun, ImageTarget, MembershipOutcome
+from fedpriv.audit.results.audit import AuditedRun
+from fedpriv.audit.results.images import ImageTarget
+from fedpriv.audit.results.membership import MembershipOutcome
 from fedpriv.scores.catalogue import score_named
 
 CURVES = 4

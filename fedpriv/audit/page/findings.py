@@ -27,25 +27,15 @@ from fedpriv.audit.page.blocks import (
     measured,
     nothing,
 )
-from fedpriv.audit.results import (
-    AuditedRun,
-    ControlResult,
-    Epsilon,
-    ImageFigures,
-    ImageOutcome,
-    ImageTarget,
-    Interval,
-    LabelResult,
-    MembershipOutcome,
-    Part,
-    RowOutcome,
-    RowRates,
-    RowTarget,
-    TextOutcome,
-    TextScoreMeans,
-    TextTargetResult,
-    Value,
-)
+from fedpriv.audit.results.audit import AuditedRun, Part
+from fedpriv.audit.results.epsilon import Epsilon
+from fedpriv.audit.results.images import ImageFigures, ImageOutcome, ImageTarget
+from fedpriv.audit.results.labels import LabelResult
+from fedpriv.audit.results.membership import MembershipOutcome
+from fedpriv.audit.results.outcome import ControlResult, Interval
+from fedpriv.audit.results.rows import RowOutcome, RowRates, RowTarget
+from fedpriv.audit.results.sums import Value
+from fedpriv.audit.results.texts import TextOutcome, TextScoreMeans, TextTargetResult
 from fedpriv.audit.sentences import epsilon_notes, known_members
 
 Cells = Sequence[Content]

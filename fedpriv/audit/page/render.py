@@ -19,7 +19,7 @@ from fedpriv.audit import formats
 from fedpriv.audit.page.blocks import Content, Inline, Measured, Styled, Table
 from fedpriv.audit.page.sections import sections, title
 from fedpriv.audit.page.words import GLOSSARY
-from fedpriv.audit.results import Audit
+from fedpriv.audit.results.audit import Audit
 from fedpriv.errors import FedprivError
 from fedpriv.untrusted.names import printable
 

@@ -44,7 +44,9 @@ from fedpriv.audit.page.blocks import (
     measured,
     nothing,
 )
-from fedpriv.audit.results import About, Audit, AuditedRun, TargetKind, TensorInfo
+from fedpriv.audit.results.audit import About, Audit, AuditedRun
+from fedpriv.audit.results.outcome import TargetKind
+from fedpriv.audit.results.wire import TensorInfo
 from fedpriv.audit.sentences import audited, thoroughness
 from fedpriv.scores.catalogue import score_named
 

@@ -15,7 +15,9 @@ from fedpriv.attacks.core.columns import RowEncoding
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference.labels import Samples
-from fedpriv.audit.results import Part, Sender, Statistic
+from fedpriv.audit.results.audit import Part
+from fedpriv.audit.results.outcome import Sender
+from fedpriv.audit.results.wire import Statistic
 from fedpriv.data.federated import Split
 from fedpriv.models.text.pretrained import Encoder
 from fedpriv.samples import Modality

@@ -27,7 +27,8 @@ from fedpriv.audit.record.earlier_updates import plain_change
 from fedpriv.audit.record.shadow_updates import ShadowUpdates, own_update, regression_inputs, shared_out, single_samples
 from fedpriv.audit.record.statistics import MEANINGS, UNKNOWN, as_gradient, kinds, kinds_of_model, listed, named
 from fedpriv.audit.record.views import recorded, views_of
-from fedpriv.audit.results import Sender, Statistic
+from fedpriv.audit.results.outcome import Sender
+from fedpriv.audit.results.wire import Statistic
 from fedpriv.client.client import check_download
 from fedpriv.data.dataset import Texts
 from fedpriv.data.encoding import Column, NumberColumn

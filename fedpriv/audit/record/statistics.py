@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.audit.record.base import Message
 from fedpriv.audit.record.earlier_updates import earlier_updates
-from fedpriv.audit.results import Statistic
+from fedpriv.audit.results.wire import Statistic
 from fedpriv.defenses.mask import Mask
 from fedpriv.defenses.stage import Stage
 from fedpriv.errors import UsageError

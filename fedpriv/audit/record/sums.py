@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedpriv.audit.record.base import Message
 from fedpriv.audit.record.run import RunRecord
-from fedpriv.audit.results import Sender
+from fedpriv.audit.results.outcome import Sender
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
 from fedpriv.methods.mpfedcon import HOLDERS

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.statistics import BYTES, kinds_besides, kinds_of_model
-from fedpriv.audit.results import RoundTraffic, Schema, TensorInfo, Wire
+from fedpriv.audit.results.wire import RoundTraffic, Schema, TensorInfo, Wire
 from fedpriv.wire import STATISTIC, Sealed
 from fedpriv.wire.report import Report
 

@@ -24,7 +24,10 @@ from fedpriv.audit.record.base import Message, PlainChange, PublicImages, Record
 from fedpriv.audit.record.control_differences import in_training, made_up, trains_otherwise
 from fedpriv.audit.record.statistics import MEANINGS, UNKNOWN, kinds, listed, named
 from fedpriv.audit.record.traffic import IN_TRANSIT, has_batch_norm, net_conditions
-from fedpriv.audit.results import AuditedRun, Cost, Part, Sender, Statistic, TensorInfo, Wire
+from fedpriv.audit.results.audit import AuditedRun, Part
+from fedpriv.audit.results.cost import Cost
+from fedpriv.audit.results.outcome import Sender
+from fedpriv.audit.results.wire import Statistic, TensorInfo, Wire
 from fedpriv.wire import Sealed, Transform
 from fedpriv.wire.sealing import CODES
 

@@ -31,7 +31,8 @@ from fedpriv.audit.judge.attributes import FEW, status_of
 from fedpriv.audit.membership.member_scores import is_finite
 from fedpriv.audit.progress import BudgetSpent, Progress
 from fedpriv.audit.record.base import Message, Record, RegressionInputs
-from fedpriv.audit.results import AttributeFigures, AttributeOutcome, ControlResult, Interval
+from fedpriv.audit.results.outcome import ControlResult, Interval
+from fedpriv.audit.results.rows import AttributeFigures, AttributeOutcome
 from fedpriv.audit.rows.choices import Choices, choices_of, told_by_others
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedpriv.attacks.core.columns import Cell, NumberColumn, RowEncoding
 from fedpriv.attacks.lab.row_attempts import RowAttempt
 from fedpriv.attacks.scoring.scores import Rate, wilson
-from fedpriv.audit.results import CellExample, RowExample, RowFigures, RowRates
+from fedpriv.audit.results.rows import CellExample, RowExample, RowFigures, RowRates
 
 FEW_ROWS = 7
 """Of fewer rows, the signs of their differences from a guess could not be significant; their cells are then counted."""

@@ -17,7 +17,8 @@ from fedpriv.attacks.lab.trial import Attacker, Trial
 from fedpriv.audit.judge.rows import all_recovered, beyond_guesses
 from fedpriv.audit.progress import Say, spent
 from fedpriv.audit.record.base import Record
-from fedpriv.audit.results import ControlResult, RowOutcome, RowRates, RowTarget, Sender, TargetKind
+from fedpriv.audit.results.outcome import ControlResult, Sender, TargetKind
+from fedpriv.audit.results.rows import RowOutcome, RowRates, RowTarget
 from fedpriv.audit.rows.figures import rates_of, row_figures
 from fedpriv.audit.rows.target import Target, message, of_messages
 

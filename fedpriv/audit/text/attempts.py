@@ -39,7 +39,7 @@ from fedpriv.attacks.text.mixture import unexplained_share
 from fedpriv.attacks.text.rank import longest, total_tokens
 from fedpriv.attacks.text.rows import why_estimated
 from fedpriv.audit.record.attacker_view import opening, specials
-from fedpriv.audit.results import PartialLeakage
+from fedpriv.audit.results.texts import PartialLeakage
 from fedpriv.errors import UsageError
 from fedpriv.models.text.pretrained import Encoder
 

@@ -13,7 +13,7 @@ from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 from fedpriv.attacks.scoring.scores import Rate
 from fedpriv.attacks.scoring.text_scores import TextScores, random_text, score_text
 from fedpriv.audit.judge.texts import beyond_chance
-from fedpriv.audit.results import TextExample, TextFigures, TextScoreMeans
+from fedpriv.audit.results.texts import TextExample, TextFigures, TextScoreMeans
 from fedpriv.audit.text.attempts import TextAttempt, TextTarget
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from fedpriv.attacks.attack import TextAttack, text_attacks
 from fedpriv.attacks.lab.trial import Attacker, Trial
 from fedpriv.audit.progress import Say, spent
 from fedpriv.audit.record.base import Record
-from fedpriv.audit.results import Sender, TargetKind, TextOutcome, TextScoreMeans, TextTargetResult
+from fedpriv.audit.results.outcome import Sender, TargetKind
+from fedpriv.audit.results.texts import TextOutcome, TextScoreMeans, TextTargetResult
 from fedpriv.audit.text.attempts import TextAttempt, TextTarget
 from fedpriv.audit.text.figures import guess, score_figures, status_of, text_figures
 from fedpriv.audit.text.target import message, of_messages

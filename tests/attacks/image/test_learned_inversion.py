@@ -25,7 +25,7 @@ from fedpriv.attacks.scoring.scores import RECOVERED, THRESHOLDS
 from fedpriv.audit import sentences
 from fedpriv.audit.images.target import crops, samples
 from fedpriv.audit.judge.images import best, recovered
-from fedpriv.audit.results import ImageOutcome, ImageTarget
+from fedpriv.audit.results.images import ImageOutcome, ImageTarget
 from tests.audit.built import image, images
 
 KNOWS = ThreatModel(top="initial", public=True)

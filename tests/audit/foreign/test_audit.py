@@ -19,7 +19,7 @@ from fedpriv.audit.foreign.simulation import CannotReplay, SimulatedRecord
 from fedpriv.audit.membership.member_scores import LIRA, LOSS, REGRESSION
 from fedpriv.audit.progress import Progress
 from fedpriv.audit.record.base import SIMULATED
-from fedpriv.audit.results import Outcome, reworded
+from fedpriv.audit.results.outcome import Outcome, reworded
 from fedpriv.audit.run_audit import AuditOptions
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fedpriv
 from fedpriv.audit.record.run import RunRecord
-from fedpriv.audit.results import AuditedRun
+from fedpriv.audit.results.audit import AuditedRun
 
 pytestmark = pytest.mark.slow
 APART = 0.06
