@@ -3,17 +3,17 @@
 L = sum_i (C_ii - 1)^2 + lambda sum_{i != j} C_ij^2        with C the cross-correlation of the two views' projections
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedpriv.interfaces import Context, Step, params
-from fedpriv.objectives import Objective, register
+from fedpriv.interfaces import params
+from fedpriv.objectives import register
+from fedpriv.objectives.two_views import TwoViews
 
 EPSILON = 1e-5
 """Added to the variance, as in BatchNorm, because the standard deviation of a constant batch has no gradient."""
@@ -61,27 +61,13 @@ class BarlowTwinsParams:
 
 
 @register("barlow-twins")
-class BarlowTwins(Objective):
+class BarlowTwins(TwoViews):
     """Two views of an image agree, and the dimensions of the projection are decorrelated; without labels."""
 
     paper = "Zbontar et al., ICML 2021; as in Rehman et al. (L-DAWA), ICCV 2023"
     Params = BarlowTwinsParams
-    trained_roles = frozenset({"encoder", "projector"})
-    labels = False
-    views = 2
-    decomposes = False
-    smallest_batch = 2
-    suggests: ClassVar[Mapping[str, Any]] = {"data.augment": "simclr"}
     no_dp = "its loss correlates the samples of a batch, so there are no per-sample gradients"
 
-    def __init__(self, params: BarlowTwinsParams, context: Context) -> None:
-        super().__init__(params, context)
-        self._loss: Callable[[Tensor, Tensor], Tensor] = partial(
-            cross_correlation_loss,
-            weight=params.off_diagonal,
-            standardised=batch_norm if params.standardise == "batch_norm" else unbiased,
-        )
-
-    def loss(self, step: Step) -> Tensor:
-        first, second = (view.projection for view in step.views)
-        return self._loss(first, second)
+    def compare(self, first: Tensor, second: Tensor) -> Tensor:
+        standardised = batch_norm if self.params.standardise == "batch_norm" else unbiased
+        return cross_correlation_loss(first, second, self.params.off_diagonal, standardised)

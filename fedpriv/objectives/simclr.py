@@ -3,17 +3,14 @@
 L_i = -s_ij / t + log sum_k exp(s_ik / t)        with s the cosine similarity, and j the other view of sample i
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, ClassVar
-
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedpriv.interfaces import Context, Step, params
-from fedpriv.objectives import Objective, register
+from fedpriv.interfaces import params
+from fedpriv.objectives import register
+from fedpriv.objectives.two_views import TwoViews
 
 
 def nt_xent(first: Tensor, second: Tensor, temperature: float, symmetric: bool = True, include_self: bool = False) -> Tensor:
@@ -48,25 +45,12 @@ class SimClrParams:
 
 
 @register("simclr")
-class SimClr(Objective):
+class SimClr(TwoViews):
     """Two views of an image agree, and differ from those of other images in the batch; without labels."""
 
     paper = "Chen et al., ICML 2020; as in Rehman et al. (L-DAWA), ICCV 2023"
     Params = SimClrParams
-    trained_roles = frozenset({"encoder", "projector"})
-    labels = False
-    views = 2
-    decomposes = False
-    smallest_batch = 2
-    suggests: ClassVar[Mapping[str, Any]] = {"data.augment": "simclr"}
     no_dp = "its loss compares the samples of a batch, so there are no per-sample gradients"
 
-    def __init__(self, params: SimClrParams, context: Context) -> None:
-        super().__init__(params, context)
-        self._loss: Callable[[Tensor, Tensor], Tensor] = partial(
-            nt_xent, temperature=params.temperature, symmetric=params.symmetric, include_self=params.include_self
-        )
-
-    def loss(self, step: Step) -> Tensor:
-        first, second = (view.projection for view in step.views)
-        return self._loss(first, second)
+    def compare(self, first: Tensor, second: Tensor) -> Tensor:
+        return nt_xent(first, second, self.params.temperature, self.params.symmetric, self.params.include_self)

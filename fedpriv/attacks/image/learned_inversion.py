@@ -60,28 +60,37 @@ class Defence(NamedTuple):
         return rows
 
 
-@register("learned-inversion")
 @dataclass(frozen=True)
-class LearnedInversion(ImageAttack):
-    """A net that learns from public images to turn messages into images; works under noise and pruning where matching fails.
+class LearningOptions:
+    """Options of a net that learns to invert messages.
 
     Attributes:
-        images: largest number of public images to learn from.
-        components: number of principal components of their messages, the net's input.
+        components: number of principal components of simulated messages, the net's input.
         width: of the two hidden layers.
         steps: of Adam.
-        batch: images per step, each with fresh noise like the defence's.
+        batch: samples per step, each with fresh noise like the defence's.
         lr: falls to 0 by a cosine schedule.
     """
 
-    control: ClassVar = Setting(kind="digits", images=40, min_recovery=0.5, threat=ThreatModel(top="initial", public=True))
-    most_steps: ClassVar = 8
-    images: int = ranged(1000, 2)
     components: int = 256
     width: int = 400
     steps: int = 1000
     batch: int = 64
     lr: float = 3e-3
+
+
+@register("learned-inversion")
+@dataclass(frozen=True)
+class LearnedInversion(LearningOptions, ImageAttack):
+    """A net that learns from public images to turn messages into images; works under noise and pruning where matching fails.
+
+    Attributes:
+        images: largest number of public images to learn from.
+    """
+
+    control: ClassVar = Setting(kind="digits", images=40, min_recovery=0.5, threat=ThreatModel(top="initial", public=True))
+    most_steps: ClassVar = 8
+    images: int = ranged(1000, 2)
 
     @staticmethod
     def check(observation: Observation) -> None:
@@ -124,18 +133,8 @@ class LearnedInversion(ImageAttack):
         truth = images.flatten(1).to(lesson.inputs)
         # With fewer images than pixels, the net predicts coefficients of the images' principal components.
         sums = components(truth, len(truth)) if len(truth) < truth.shape[1] else None
-        training = Training(self.width, self.steps, self.batch, self.lr)
-        outputs, losses = lesson.learned(truth if sums is None else truth @ sums, F.mse_loss, training)
+        outputs, losses = lesson.learned(truth if sums is None else truth @ sums, F.mse_loss, self)
         return (outputs if sums is None else outputs @ sums.T).view(-1, *images.shape[1:]), losses
-
-
-class Training(NamedTuple):
-    """How the net is trained: the options of :class:`LearnedInversion` by these names."""
-
-    width: int
-    steps: int
-    batch: int
-    lr: float
 
 
 class Lesson(NamedTuple):
@@ -153,7 +152,7 @@ class Lesson(NamedTuple):
     observed: Tensor
     scaled: bool
 
-    def learned(self, truth: Tensor, loss_of: Callable[[Tensor, Tensor], Tensor], options: Training) -> tuple[Tensor, Tensor]:
+    def learned(self, truth: Tensor, loss_of: Callable[[Tensor, Tensor], Tensor], options: LearningOptions) -> tuple[Tensor, Tensor]:
         """Train a net on the simulated messages, each with fresh noise, and apply it to the observed ones.
 
         Args:

@@ -26,7 +26,7 @@ from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.row_reconstruction import RowReconstruction
 from fedpriv.attacks.gradients.simulated_messages import check_simulation
-from fedpriv.attacks.image.learned_inversion import Training, group_by_download, lesson_of
+from fedpriv.attacks.image.learned_inversion import LearningOptions, group_by_download, lesson_of
 from fedpriv.attacks.lab.setting import RowSetting
 from fedpriv.attacks.rows.closed_form import require_encoding
 from fedpriv.attacks.scoring.row_scores import TOLERANCE
@@ -34,26 +34,17 @@ from fedpriv.attacks.scoring.row_scores import TOLERANCE
 
 @register("learned-rows")
 @dataclass(frozen=True)
-class LearnedRows(RowAttack):
+class LearnedRows(LearningOptions, RowAttack):
     """A net that learns from public rows to turn messages into rows; works under noise where closed forms and matching fail.
 
     Attributes:
         rows: to learn from; where there are fewer public ones, the others are crossings of two of these.
-        components: number of principal components of their messages, the net's input.
-        width: of the two hidden layers.
-        steps: of Adam.
-        batch: rows per step, each with fresh noise like the defence's.
-        lr: falls to 0 by a cosine schedule.
     """
 
     control: ClassVar = RowSetting(rows=40, min_recovery=0.6, threat=ThreatModel(public=True))
     most_steps: ClassVar = 8
     rows: int = ranged(1500, 2)
     components: int = 64
-    width: int = 400
-    steps: int = 1000
-    batch: int = 64
-    lr: float = 3e-3
 
     @staticmethod
     def check(observation: Observation) -> None:
@@ -76,7 +67,6 @@ class LearnedRows(RowAttack):
             self.check(observation)
         encoding = require_encoding(observations[0])
         raw, loss = torch.empty(n, encoding.width), torch.empty(n)
-        training = Training(self.width, self.steps, self.batch, self.lr)
         for group in group_by_download(observations):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
@@ -85,7 +75,7 @@ class LearnedRows(RowAttack):
                 known = crossed(public, self.rows, encoding)
                 grids = Grids.of(encoding, known.images)
                 lesson = lesson_of([replace(observations[i], public=known) for i in group], len(known.images), self.components)
-                outputs, losses = lesson.learned(grids.weights(known.images), grids.loss, training)
+                outputs, losses = lesson.learned(grids.weights(known.images), grids.loss, self)
             raw[group], loss[group] = grids.rows(outputs), losses[-1]
         return RowReconstruction(raw, torch.full((n,), -1), loss, encoding, time.process_time() - began)
 

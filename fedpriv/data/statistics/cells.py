@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,27 +17,35 @@ ColumnKind = Literal["number", "category", "empty"]
 
 
 @dataclass(frozen=True, eq=False)
-class NumberCells:
+class _Values:
+    """A column's values of training and test rows."""
+
+    name: str
+    train: NDArray[Any]
+    test: NDArray[Any]
+
+    def at(self, train: Indices, test: Indices) -> Self:
+        """The values of some rows."""
+        return replace(self, train=self.train[train], test=self.test[test])
+
+
+@dataclass(frozen=True, eq=False)
+class NumberCells(_Values):
     """A column of numbers, training and test rows, each ``(N,)``, NaN where one is missing.
 
     Attributes:
         left_out: why it would be no feature by these rows alone; empty: it is one.
     """
 
-    name: str
     train: Entries
     test: Entries
     unit: str = ""
     left_out: str = ""
     kind: ColumnKind = "number"
 
-    def at(self, train: Indices, test: Indices) -> NumberCells:
-        """The cells of some rows."""
-        return replace(self, train=self.train[train], test=self.test[test])
-
 
 @dataclass(frozen=True, eq=False)
-class CategoryCells:
+class CategoryCells(_Values):
     """A column of categories.
 
     Attributes:
@@ -46,7 +54,6 @@ class CategoryCells:
         left_out: as of numbers.
     """
 
-    name: str
     train: Indices
     test: Indices
     levels: tuple[str, ...]
@@ -62,10 +69,6 @@ class CategoryCells:
         numbers = numbers.astype(np.int64)
         return cls(name, numbers[: len(train)], numbers[len(train) :], tuple(levels.tolist()), left_out)
 
-    def at(self, train: Indices, test: Indices) -> CategoryCells:
-        """The cells of some rows."""
-        return replace(self, train=self.train[train], test=self.test[test])
-
     def counts(self, rows: Indices) -> dict[str, int]:
         """How many of some training rows have each level that one of them has."""
         numbers = np.bincount(self.train[rows], minlength=len(self.levels))
@@ -73,19 +76,14 @@ class CategoryCells:
 
 
 @dataclass(frozen=True, eq=False)
-class EmptyCells:
+class EmptyCells(_Values):
     """A column without a value in any row, training and test rows, each ``(N,)``, NaN; another client may have some."""
 
-    name: str
     train: Entries
     test: Entries
     left_out: str = ""
     kind: ColumnKind = "empty"
     unit: str = ""
-
-    def at(self, train: Indices, test: Indices) -> EmptyCells:
-        """The cells of some rows."""
-        return replace(self, train=self.train[train], test=self.test[test])
 
     @property
     def numbers(self) -> NumberCells:
@@ -99,16 +97,11 @@ class EmptyCells:
 
 
 @dataclass(frozen=True, eq=False)
-class ArrayCells:
+class ArrayCells(_Values):
     """A column of arrays, such as time series, training and test rows, each ``(N, C, ...)``."""
 
-    name: str
     train: NDArray[np.floating[Any]]
     test: NDArray[np.floating[Any]]
-
-    def at(self, train: Indices, test: Indices) -> ArrayCells:
-        """The arrays of some rows."""
-        return replace(self, train=self.train[train], test=self.test[test])
 
 
 TableCells: TypeAlias = NumberCells | CategoryCells | EmptyCells
