@@ -37,6 +37,10 @@ class BudgetSpent(FedprivError):
         super().__init__(str(reason))
 
 
+def unlimited() -> None:
+    """In place of :meth:`Progress.in_time` where there is no budget."""
+
+
 class Progress:
     """Reports each step with the seconds so far and those left, and measures its CPU time.
 

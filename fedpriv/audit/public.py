@@ -124,7 +124,7 @@ def audit(
         membership_shadows: shadow models for each client, an even number of at least 4; 0: no membership inference.
         singles: most single-image clients that optimising attacks get, in the first and in the last of the attacked rounds.
         seed: of the attacks.
-        budget: seconds after which no further attack of a run begins; ``None``: no limit.
+        budget: seconds after which no further attack or shadow client of a run begins; ``None``: no limit.
         workers: processes. Results do not depend on them, unless a budget cuts them. One by default, as a notebook has threads
             that a forked process would not have.
         output: another folder for the report.

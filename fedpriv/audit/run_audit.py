@@ -69,7 +69,7 @@ class AuditOptions:
             :data:`fedpriv.audit.membership.rounds.EARLIER` in earlier rounds; 0: no membership inference.
         singles: largest number of images, or rows, of the easiest case for attackers that optimise, in the first and in the last
             of the rounds whose messages are attacked.
-        budget: seconds after which no further attack of a run begins; ``None``: no limit.
+        budget: seconds after which no further attack or shadow client of a run begins; ``None``: no limit.
     """
 
     messages: int = 3
@@ -287,7 +287,7 @@ def _shadow_labels(record: Record, options: AuditOptions, not_run: dict[Part, Re
     progress(f"labels: {options.label_shadows} shadow clients")
     try:
         progress.in_time()
-        return shadow_labels(record, record.rounds()[0], options.label_shadows, options.seed)
+        return shadow_labels(record, record.rounds()[0], options.label_shadows, options.seed, progress.in_time)
     except BudgetSpent as cut:
         not_run["shadow clients"] = cut.reason
     except FedprivError as error:

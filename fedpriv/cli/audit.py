@@ -58,7 +58,8 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     "--budget",
     callback=_seconds,
     metavar="TIME",
-    help="Begin no attack on a run and no control after this time, such as 90s, 2m or 1h. What has begun goes on to its end.",
+    help="Begin no attack on a run, no control and no shadow client after this time, such as 90s, 2m or 1h. "
+    "What has begun goes on to its end.",
 )
 @click.option("--profile", is_flag=True, help="Show what took the audit's time.")
 @click.option(

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.trial import NotTried, Trial
+from fedpriv.audit.foreign.membership import in_recorded_rounds
+from fedpriv.audit.foreign.simulation import SimulatedRecord
 from fedpriv.audit.images import attempts
 from fedpriv.audit.images.target import Target
+from fedpriv.audit.membership.label_leaks import shadow_labels
+from fedpriv.audit.membership.rounds import in_rounds
+from fedpriv.audit.progress import BudgetSpent, Progress
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.client.client import Client
 from tests.audit.built import CUT
+from tests.recorder.loop import recorded
+from tests.simulation.small import FEW_STEPS, play
 
 
 class Asked:
@@ -40,3 +50,63 @@ def test_no_control_begins_after_it(monkeypatch: pytest.MonkeyPatch, most: int) 
     attackers = cast("list[Any]", ["a", "b", "c"])
     attempts._controls_at_once(cast("Target", target), attackers, 0, said.append, 1)
     assert target.ran == ["a", "b", "c"][:most] and len(said) == (most > 0)
+
+
+class FewBegin(Progress):
+    """The progress of an audit whose budget is spent when ``most`` shadow clients began."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(lambda text: None, 60.0)
+        self.left = most + 1  # it is asked once before the first of them
+
+    def so_far(self) -> float:
+        return 0.0 if getattr(self, "left", 1) > 0 else 61.0
+
+    def in_time(self) -> None:
+        super().in_time()
+        self.left -= 1
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[object]:
+    """What gets an entry at the end of each call of a method."""
+    calls, real = list[object](), getattr(owner, name)
+
+    def call(*given: Any, **named: Any) -> Any:
+        result = real(*given, **named)
+        calls.append(None)
+        return result
+
+    monkeypatch.setattr(owner, name, call)
+    return calls
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
+    folder = tmp_path_factory.mktemp("kept") / "run"
+    play(folder, "fedavg", **{**FEW_STEPS, "train.rounds": 1, "wire.keep_payloads": "all"})
+    return RunRecord(folder)
+
+
+def test_no_shadow_model_begins_after_it(kept: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = counted(monkeypatch, Client, "train")
+    results = in_rounds(kept, [1], 4, 0, FewBegin(2))
+    assert len(trained) == 2
+    assert results.refused is not None and results.refused.kind == "budget spent"
+    assert [(it.attack, it.round, it.status.reasons) for it in results.outcomes] == [("every attack", 1, (results.refused,))]
+
+
+def test_no_shadow_client_of_the_label_sets_begins_after_it(kept: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained, progress = counted(monkeypatch, Client, "train"), FewBegin(2)
+    progress.in_time()
+    with pytest.raises(BudgetSpent):
+        shadow_labels(kept, 1, 6, 0, progress.in_time)
+    assert len(trained) == 2
+
+
+@pytest.mark.slow
+def test_no_shadow_model_of_a_record_begins_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = SimulatedRecord(recorded(tmp_path / "record", rounds=1).folder)
+    trained = counted(monkeypatch, SimulatedRecord, "simulated")
+    results = in_recorded_rounds(record, [], 8, 0, FewBegin(2))
+    assert len(trained) == 3  # with the server's own update
+    assert results.refused is not None and results.refused.kind == "budget spent"

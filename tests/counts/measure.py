@@ -1,4 +1,7 @@
-"""What a start, a round, a step and a copy to MLflow take, in counts, which unlike times are the same on every machine."""
+"""What a start, a round, a step, controls of an audit and a copy to MLflow take, in counts.
+
+Unlike times they are the same on every machine.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +53,15 @@ from fedpriv.cli import main
 main(sys.argv[1:])
 """
 """A program that runs the command line until the first round is shown, and prints what it took."""
+
+CONTROLS = """
+import json, sys
+from fedpriv.attacks.inference.membership_controls import positive_controls
+positive_controls(4)
+print(json.dumps(sorted(sys.modules)), flush=True)
+"""
+"""A program that computes the controls of membership attacks: gradients of samples, and several nets trained as one."""
+UNUSED_BY_AUDITS = ("sympy", "torch._dynamo", "torch._inductor", "matplotlib", "transformers", "opacus", "mlflow")
 
 PROCESS = """
 import json, sys
@@ -106,6 +118,14 @@ def count_deployment(folder: Path) -> Counts:
         counts[f"{name}: modules"] = len(modules)
         counts[f"{name}: packages without a use"] = len(unused.intersection(modules))
     return counts
+
+
+def count_controls(folder: Path) -> Counts:
+    """What the controls of membership attacks import, in a process of their own."""
+    process = subprocess.run(
+        [sys.executable, "-c", CONTROLS], cwd=folder, capture_output=True, text=True, timeout=300, encoding="utf-8"
+    )
+    return {"audit: packages without a use": len(set(UNUSED_BY_AUDITS).intersection(json.loads(process.stdout)))}
 
 
 @contextmanager
@@ -220,7 +240,7 @@ def count_queries(folder: Path) -> Counts:
 def measure(folder: Path) -> Counts:
     """All counts; ``folder`` is for the runs."""
     deployment = count_deployment(folder) if find_spec("flwr") is not None else {}
-    return count_start(folder) | count_rounds(folder) | count_queries(folder) | deployment
+    return count_start(folder) | count_controls(folder) | count_rounds(folder) | count_queries(folder) | deployment
 
 
 def bounds() -> dict[str, Bound]:

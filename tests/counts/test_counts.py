@@ -1,4 +1,4 @@
-"""No count of a start, a round or a copy to MLflow is over its bound in ``bounds.json``."""
+"""No count of a start, a round, an audit's controls or a copy to MLflow is over its bound in ``bounds.json``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.counts.measure import Counts, bounds, count_deployment, count_queries, count_rounds, count_start
+from tests.counts.measure import Counts, bounds, count_controls, count_deployment, count_queries, count_rounds, count_start
 
 DEPLOYED = pytest.param(count_deployment, marks=[pytest.mark.slow, pytest.mark.extra("deploy")])
 
 
-@pytest.mark.parametrize("count", [count_start, count_rounds, count_queries, DEPLOYED])
+@pytest.mark.parametrize("count", [count_start, count_controls, count_rounds, count_queries, DEPLOYED])
 def test_counts_are_within_their_bounds(count: Callable[[Path], Counts], tmp_path: Path) -> None:
     table = bounds()
     over = {name: (value, table[name]) for name, value in count(tmp_path).items() if value > table[name].bound}

@@ -27,7 +27,7 @@ def vmap_or_loop(function: Callable[..., Any], *arguments: Values) -> Any:
     """
     with _differentiable():
         try:
-            with _WeightsApart():
+            with _UnderVmap():
                 return vmap(function)(*arguments)
         except RuntimeError:
             pass
@@ -35,22 +35,26 @@ def vmap_or_loop(function: Callable[..., Any], *arguments: Values) -> Any:
         return _stacked(results)
 
 
-class _WeightsApart(TorchFunctionMode):
-    """A mode in which BatchNorm, LayerNorm and InstanceNorm apply their weight and bias as separate operations.
+class _UnderVmap(TorchFunctionMode):
+    """A mode in which BatchNorm, LayerNorm and InstanceNorm apply their weight and bias as separate operations, and the mean
+    cross-entropy of classes is computed by operations that ``vmap`` knows.
 
-    Works around an error of torch 2.15: under ``vmap``, the gradient at the weight treats mean and variance as constants, so that
-    its derivative is wrong. GroupNorm, and norms that use running statistics, are right.
+    The norms work around an error of torch 2.15: under ``vmap``, the gradient at the weight treats mean and variance as
+    constants, so that its derivative is wrong. GroupNorm, and norms that use running statistics, are right. The cross-entropy has
+    the same bits as torch's, whose decomposition under ``vmap`` is in Python and first imports sympy, for one to two CPU seconds.
     """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """See :class:`torch.overrides.TorchFunctionMode`."""
-        if func not in (F.batch_norm, F.layer_norm, F.instance_norm):
+        if func not in (F.cross_entropy, F.batch_norm, F.layer_norm, F.instance_norm):
             return func(*args, **(kwargs or {}))
         bound = signature(func).bind(*args, **(kwargs or {}))
         bound.apply_defaults()
         given = bound.arguments
+        if func is F.cross_entropy:
+            return _cross_entropy(**given)
         if not given.get("training", True) or not given.get("use_input_stats", True):
             return func(**given)
         weight, bias = given.pop("weight"), given.pop("bias")
@@ -59,6 +63,17 @@ class _WeightsApart(TorchFunctionMode):
         shape = given.get("normalized_shape", (-1,) + (1,) * (output.ndim - 2))
         output = output if weight is None else output * weight.view(shape)
         return output if bias is None else output + bias.view(shape)
+
+
+def _cross_entropy(input: Tensor, target: Tensor, **options: Any) -> Tensor:
+    """:func:`torch.nn.functional.cross_entropy` of logits ``(B, C, ...)`` and classes ``(B, ...)``, or of one sample."""
+    usual = {"weight": None, "size_average": None, "reduce": None, "reduction": "mean", "label_smoothing": 0.0}
+    if any(options[name] != value for name, value in usual.items()) or target.is_floating_point():
+        return F.cross_entropy(input, target, **options)
+    axis, counted = min(1, input.ndim - 1), target != options["ignore_index"]
+    chosen = input.log_softmax(axis).gather(axis, target.where(counted, 0).unsqueeze(axis)).squeeze(axis)
+    mean: Tensor = -chosen.where(counted, 0).sum() / counted.sum()
+    return mean
 
 
 @contextmanager

@@ -21,11 +21,12 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedpriv.attacks.core.observation import Observation, Passes, Schedule, SplitNet, ThreatModel, blank, state_names
 from fedpriv.attacks.core.reconstruction import mounting
+from fedpriv.attacks.gradients.batching import vmap_or_loop
 from fedpriv.attacks.gradients.per_sample import LabelledSamples
 from fedpriv.attacks.inference.class_centers import trace
 from fedpriv.attacks.inference.gradient_regression import gradient_regression
@@ -221,7 +222,7 @@ def _trained(images: Tensor, labels: Tensor, who: Mask, seed: int, schedule: Sch
     weights = {name: tensor.repeat(len(who), *[1] * tensor.ndim).requires_grad_() for name, tensor in start.items()}
     for _ in range(schedule.steps):
         # The gradient of a sum, as each net is in one term only; `torch.func.grad` would import modules for seconds.
-        gradients = torch.autograd.grad(vmap(loss)(weights, inputs, targets).sum(), list(weights.values()))
+        gradients = torch.autograd.grad(vmap_or_loop(loss, weights, inputs, targets).sum(), list(weights.values()))
         with torch.no_grad():
             for tensor, gradient in zip(weights.values(), gradients, strict=True):
                 tensor -= schedule.lr * gradient

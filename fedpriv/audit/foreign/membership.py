@@ -6,7 +6,7 @@ classes. Shadow models train as the record declares.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import get_args
@@ -66,7 +66,7 @@ def in_recorded_rounds(record: SimulatedRecord, rounds: Sequence[int], shadows: 
         try:
             progress.in_time()
             progress(f"membership: {updates} shadow models for each of {len(clients)} clients of round {round}")
-            of_clients = [_OneClient(record, round, client, updates, seed).attacked() for client in clients]
+            of_clients = [_OneClient(record, round, client, updates, seed, progress.in_time).attacked() for client in clients]
             results.append(pooled(record, round, clients, of_clients, updates, seed))
         except FedprivError as error:
             refused[round] = error.reason if isinstance(error, BudgetSpent) else Reason("not available", str(error))
@@ -76,8 +76,10 @@ def in_recorded_rounds(record: SimulatedRecord, rounds: Sequence[int], shadows: 
 class _OneClient:
     """Membership inference on the message of one client; the truth about members is only in the result."""
 
-    def __init__(self, record: SimulatedRecord, round: int, client: int, shadows: int, seed: int) -> None:
-        self._record, self._client, self._shadows, self._seed = record, client, shadows, seed
+    def __init__(
+        self, record: SimulatedRecord, round: int, client: int, shadows: int, seed: int, in_time: Callable[[], None]
+    ) -> None:
+        self._record, self._client, self._shadows, self._seed, self._in_time = record, client, shadows, seed, in_time
         self._message, self._pool = record.message(round, client), candidates(record, round, client, seed)
         if not is_finite(self._message.uploaded):
             raise FedprivError(f"round {round}: the message of {record.sender(round, client).named} is not finite")
@@ -131,6 +133,7 @@ class _OneClient:
         filling = pool.spare.at(torch.arange(min(fill, len(pool.spare.labels))))
 
         def data(number: int) -> Split:
+            self._in_time()
             return pool.data.at(torch.from_numpy(inside[number]).nonzero().squeeze(1)).followed_by(filling)
 
         shadows = record.shadows(message.round, self._client, data, range(self._shadows))

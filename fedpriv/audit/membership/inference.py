@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,6 +28,7 @@ from fedpriv.audit.membership.member_scores import (
     Statistic,
 )
 from fedpriv.audit.membership.one_client import OfClient, attack_client, counted_once
+from fedpriv.audit.progress import unlimited
 from fedpriv.audit.record.base import Record
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results.epsilon import EpsilonBounds
@@ -157,7 +158,14 @@ class Membership:
         return positive + negative
 
 
-def membership(record: RunRecord, round: int, clients: Sequence[int], shadows: int, seed: int = 0) -> Membership:
+def membership(
+    record: RunRecord,
+    round: int,
+    clients: Sequence[int],
+    shadows: int,
+    seed: int = 0,
+    in_time: Callable[[], None] = unlimited,
+) -> Membership:
     """Attack the uploads of some clients in a round; their scores are pooled, as one client has few samples.
 
     A sample that is a candidate of several clients counts for one of them: models of one round score it alike, and intervals take
@@ -166,6 +174,7 @@ def membership(record: RunRecord, round: int, clients: Sequence[int], shadows: i
 
     Args:
         shadows: shadow local updates per client; even. They dominate the cost: each is as expensive as a client's local update.
+        in_time: called before each of them; raises :class:`fedpriv.audit.progress.BudgetSpent` where none may begin.
 
     Raises:
         UsageError: an upload was not kept.
@@ -174,7 +183,7 @@ def membership(record: RunRecord, round: int, clients: Sequence[int], shadows: i
     if shadows < FEWEST_SHADOWS or shadows % 2:
         raise UsageError(f"{shadows} shadow models: must be an even number of at least {FEWEST_SHADOWS}")
     began = time.process_time()
-    results = [attack_client(record, round, client, shadows, seed) for client in clients]
+    results = [attack_client(record, round, client, shadows, seed, in_time) for client in clients]
     return replace(pooled(record, round, clients, results, shadows, seed), cpu_seconds=time.process_time() - began)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from fedpriv.attacks.inference.shadow import fit_shadows, score_shadows
 from fedpriv.attacks.labels.stated import LabelSet
 from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit.judge.classes import rate_of_rules
+from fedpriv.audit.progress import unlimited
 from fedpriv.audit.record.base import Message, Record
 from fedpriv.audit.record.earlier_updates import had_earlier_update, keeps_state
 from fedpriv.audit.record.run import RunRecord
@@ -231,11 +231,14 @@ def _statistics(record: RunRecord, message: Message) -> Iterator[tuple[str, Obse
         yield what, replace(observation, altered=replace(observation.altered, rescaled=True))
 
 
-def shadow_labels(record: Record, round: int, shadows: int, seed: int) -> ShadowLabels:
+def shadow_labels(record: Record, round: int, shadows: int, seed: int, in_time: Callable[[], None] = unlimited) -> ShadowLabels:
     """Infer the label sets of a round's kept clients from the changes of the shared weights; needs no head and no centres.
 
     The server simulates local updates on public data (the data set's test split) with chosen label sets, and trains a classifier
     on them. It learns nothing of a class that all simulated clients hold, or none, and never predicts some sets.
+
+    Args:
+        in_time: called before each local update; raises :class:`fedpriv.audit.progress.BudgetSpent` where none may begin.
 
     Raises:
         FedprivError: a shadow local update diverged, or no client has complete samples as the shadows have.
@@ -256,7 +259,10 @@ def shadow_labels(record: Record, round: int, shadows: int, seed: int) -> Shadow
     samples = record.samples_behind(messages[0])
 
     def changes() -> Iterator[dict[str, Tensor]]:
-        data = partial(_public_like, record, sets, samples)
+        def data(number: int) -> Split:
+            in_time()
+            return _public_like(record, sets, samples, number)
+
         for simulated in record.shadows(round, clients[0], data, range(shadows)):
             if simulated is None:
                 raise FedprivError(f"round {round}: the local update of a shadow client diverged, as a real one's may have")

@@ -36,6 +36,7 @@ from fedpriv.audit.membership.member_scores import (
 )
 from fedpriv.audit.membership.other_clients import Compared, OwnUpdates, against_other_clients
 from fedpriv.audit.membership.readings import readings
+from fedpriv.audit.progress import unlimited
 from fedpriv.audit.record.base import Message
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import ShadowResult, ShadowUpdates
@@ -96,8 +97,10 @@ def counted_once(clients: Sequence[OfClient]) -> list[OfClient]:
     return distinct
 
 
-def attack_client(record: RunRecord, round: int, client: int, shadows: int, seed: int) -> OfClient:
-    """Attack one upload; the truth about members is only in the result."""
+def attack_client(
+    record: RunRecord, round: int, client: int, shadows: int, seed: int, in_time: Callable[[], None] = unlimited
+) -> OfClient:
+    """Attack one upload; the truth about members is only in the result. ``in_time`` is called before each local update."""
     message, download = record.message(round, client), record.store.download(round)
     if download is None:
         raise UsageError(f"the download of round {round} was not kept, and shadows start from it")
@@ -109,6 +112,7 @@ def attack_client(record: RunRecord, round: int, client: int, shadows: int, seed
     own_update = shadows  # the number after the last shadow's
 
     def data(number: int) -> Split:
+        in_time()
         if number == own_update:
             return pool.spare
         device = pool.data.labels.device

@@ -56,7 +56,7 @@ def in_rounds(record: RunRecord, earlier: Sequence[int], shadows: int, seed: int
             progress.in_time()
             clients = record.whole_clients(round)
             progress(f"membership: {updates} shadow models for each of {len(clients)} clients of round {round}")
-            result = membership(record, round, clients, updates, seed)
+            result = membership(record, round, clients, updates, seed, progress.in_time)
         except FedprivError as error:
             refused[round] = error.reason if isinstance(error, BudgetSpent) else Reason("not available", str(error))
             continue
