@@ -41,7 +41,7 @@ class _UnderVmap(TorchFunctionMode):
 
     The norms work around an error of torch 2.15: under ``vmap``, the gradient at the weight treats mean and variance as
     constants, so that its derivative is wrong. GroupNorm, and norms that use running statistics, are right. The cross-entropy has
-    the same bits as torch's, whose decomposition under ``vmap`` is in Python and first imports sympy, for one to two CPU seconds.
+    the same bits as torch's, whose decomposition under ``vmap`` is in Python and first imports sympy, for 0.3 to 2 CPU seconds.
     """
 
     def __torch_function__(
