@@ -157,6 +157,20 @@ def test_with_too_few_answers_the_model_stays(tmp_path: Path) -> None:
     assert all(torch.equal(first[name], last[name]) for name in first)
 
 
+@pytest.mark.parametrize(
+    "executor",
+    [{"executor.name": "sequential"}, {"executor.name": "vectorized"}, {"executor.workers": 2}],
+    ids=["sequential", "vectorized", "workers"],
+)
+def test_where_all_clients_drop_out_the_model_stays(tmp_path: Path, executor: dict[str, Any]) -> None:
+    play(tmp_path / "run", "fedavg", **{**SETTING, **executor, "train.rounds": 2, "train.dropout": 1 - 1e-9})
+    run = fedpriv.load(tmp_path / "run")
+    assert run.status == "finished"
+    assert [len(record.get("missing", ())) for record in run.records] == [0, 6, 6]
+    first, last = (load_tensors(path) for path in sorted((tmp_path / "run/checkpoints").glob("server-*"))[-2:])
+    assert all(torch.equal(first[name], last[name]) for name in first)
+
+
 @pytest.mark.slow
 def test_a_secure_sum_is_of_those_who_answered(tmp_path: Path) -> None:
     masked = {**SETTING, "wire.secure_aggregation": True}
