@@ -16,6 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 from rich.progress import Progress
+from tqdm import tqdm
 
 from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.config import load_config
@@ -261,6 +262,8 @@ def test_threads_of_its_own_do_not_keep_a_run_in_one_process() -> None:
         assert new and not any(map(may_hold_locks, new))
     assert not may_hold_locks(threading.Thread(name=TRACKING_THREAD)) and not may_hold_locks(threading.current_thread())
     assert may_hold_locks(threading.Thread())
+    with tqdm(total=1, file=io.StringIO()) as bar:  # as the library that reads tables
+        assert type(bar).monitor is not None and not may_hold_locks(bar.monitor)
 
 
 def test_the_estimate_grows_with_the_work() -> None:
