@@ -207,7 +207,7 @@ def _results(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]], p
             scores = [score for score in dict.fromkeys([metric, beside(metric)]) if score.name in shown]
             yield f"  always {what}", "   ".join(f"{plain(score, shown[score.name])} {score.title}" for score in scores)
         if (constant := constant_answer(summary)) is not None:
-            yield "  at chance level", Bold("", constant)
+            yield "  at chance level" if summary.get("at_chance") else "  one answer only", Bold("", constant)
         further = {
             SCORES.get(name, Score(name, name)): score["mean"]
             for name, score in summary["scores"].items()

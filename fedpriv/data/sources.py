@@ -110,7 +110,7 @@ def read_data(data: DataConfig, every_column: bool = False) -> Dataset:
     )
     if data.name not in _SOURCES and (both := dataset.repeated()):
         tested = len(dataset.test_labels)
-        overlap = f"{both:,} of the {tested:,} test samples are training samples, too, so accuracies are higher than on new ones"
+        overlap = f"{both:,} of the {tested:,} test samples equal a training sample; scores are too high if they are the same"
         dataset = replace(dataset, notes=(*dataset.notes, overlap))
     return dataset
 

@@ -143,8 +143,8 @@ def _workers(
 
 
 def may_hold_locks(thread: threading.Thread) -> bool:
-    """Whether a thread may hold a lock that a worker needs: any but this one, those of progress bars, as workers print nothing (the
-    library that reads tables starts tqdm's), and those that pass records on to a tracker."""
+    """Whether a thread may hold a lock that a worker needs: any but this one, those of progress bars, as workers print nothing
+    (reading a table starts tqdm's), and those that pass records on to a tracker."""
     own = thread is threading.current_thread() or thread.name == TRACKING_THREAD
     return not own and type(thread).__module__ not in ("rich.live", "tqdm._monitor")
 

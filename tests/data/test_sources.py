@@ -260,7 +260,7 @@ def test_images_of_different_sizes_are_resized_with_a_notice(tmp_path: Path, whe
     for _ in range(2):  # decoded, and from the cache
         found = load_dataset(str(tmp_path / "own"))
         assert found.input_shape == (1, 8, 8)
-        (notice,) = [line for line in found.notes if "training samples, too" not in line]  # both splits have the same images
+        (notice,) = [line for line in found.notes if "equal a training sample" not in line]  # both splits have the same images
         assert notice.startswith("images of 2 sizes, 8 to 9 pixels wide and 8 to 12 high, are resized to 8 x 8")
     stated = load_dataset(str(tmp_path / "own"), image_size=10)
     assert stated.input_shape == (1, 10, 10) and not any("resized" in line for line in stated.notes)

@@ -446,7 +446,7 @@ def test_test_samples_that_are_training_samples_are_counted(tmp_path: Path) -> N
     found = load_dataset(str(tmp_path))
     count = found.repeated()
     assert 0 < count < len(found.test_labels)
-    assert any(f"{count} of the {len(found.test_labels)} test samples are training samples, too" in line for line in found.notes)
+    assert any(f"{count} of the {len(found.test_labels)} test samples equal a training sample" in line for line in found.notes)
     assert not load_dataset("digits").repeated()
 
 

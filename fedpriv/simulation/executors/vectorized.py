@@ -40,7 +40,7 @@ class VectorizedExecutor(LocalExecutor):
         self._models: BatchedModels | None = None
 
     def groups(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
-        """As few groups as possible, of nearly equal size, none for no clients; those with similar numbers of samples share one."""
+        """As few groups as possible, of nearly equal size; clients with similar numbers of samples share a group."""
         by_size = sorted(clients, key=self.federation.data.size, reverse=True)
         groups = -(-len(by_size) // self._group_size)
         bounds = [len(by_size) * number // groups for number in range(groups + 1)] if groups else []
