@@ -36,7 +36,7 @@ _RUN_FLAGS: dict[str, tuple[Any, str]] = {
     "init": (Path, "File with weights to start from: .safetensors, or a state dict. Default: drawn from the seed."),
     "selection": (str, "Who takes part: uniform, window, all or schedule."),
     "optimizer": (str, "The clients' optimiser: sgd, adam, adamw, or another elementwise one of torch.optim."),
-    "participation": (float, "Share of the clients sampled each round. Default: ten clients."),
+    "participation": (float, "Share of the clients sampled each round. Default: as the data set suggests, else ten clients."),
     "rounds": (int, "Number of rounds."),
     "local-epochs": (int, "Local epochs (layered methods: of the encoder phase)."),
     "batch-size": (int, "Samples per SGD step."),

@@ -36,8 +36,8 @@ class TrainConfig(Section):
         None,
         gt=0,
         le=1,
-        description="share of the clients that hold training data, sampled each round; null: ten of them, or all where there are "
-        "fewer",
+        description="share of the clients that hold training data, sampled each round; null: as the data set suggests, else ten "
+        "of them, or all where there are fewer",
     )
     patience: PositiveInt | None = Field(
         None,

@@ -124,7 +124,13 @@ def encode_rows(rows: NewRows, columns: Sequence[Column]) -> tuple[Tensor, list[
     parts, notes = list[Entries](), list[str]()
     for column in columns:
         if isinstance(column, NumberColumn):
-            parts.append(column.encode(_numbers(rows, column)))
+            numbers = _numbers(rows, column)
+            parts.append(column.encode(numbers))
+            if not column.gaps and (missing_here := int(np.isnan(numbers).sum())):
+                notes.append(
+                    f"column {column.name!r}: {missing_here:,} of {len(numbers):,} values are missing, which none was in "
+                    f"training, and are read as the mean there ({column.mean:.4g})"
+                )
         else:
             entries, note = _levels(rows, column)
             parts.append(entries)
