@@ -76,11 +76,14 @@ class UnknownName(UsageError):
 
     Args:
         otherwise: what it may be instead of a known name, for the message.
+        within: dotted keys; those whose last part is the name are suggested before names that are only similar.
     """
 
-    def __init__(self, what: str, name: str, known: Iterable[str], otherwise: str = "") -> None:
+    def __init__(self, what: str, name: str, known: Iterable[str], otherwise: str = "", within: Iterable[str] = ()) -> None:
         self.known = sorted(known)
-        super().__init__(f"unknown {what} {name!r}; {_hint(name, self.known, 'known', otherwise)}")
+        same = [repr(key) for key in within if key.rpartition(".")[2] == name.rpartition(".")[2]]
+        hint = f"did you mean {' or '.join(same)}?" if same else _hint(name, self.known, "known", otherwise)
+        super().__init__(f"unknown {what} {name!r}; {hint}")
 
 
 class NoSuchOption(UnknownName):

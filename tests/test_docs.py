@@ -18,6 +18,9 @@ import fedpriv
 from fedpriv.aggregation import registry as aggregations
 from fedpriv.cli import main
 from fedpriv.methods import registry
+from fedpriv.objectives import registry as objectives
+from fedpriv.scores.catalogue import SCORES, SUMMARIES
+from fedpriv.server.reported import _RESERVED
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire.coding import Upload
 
@@ -51,6 +54,42 @@ def test_the_method_of_the_page(methods: dict[str, Any], simulate: Callable[...,
     assert simulation.progress.total_bytes_up > 0
 
 
+def test_the_objective_of_the_page(
+    methods: dict[str, Any], monkeypatch: pytest.MonkeyPatch, simulate: Callable[..., Simulation]
+) -> None:
+    monkeypatch.setattr(objectives, "_known", objectives.all())
+    exec(python_of("docs/your-own-method.md", 1), {})
+    plain, without, strong = (
+        simulate("fedavg", **{"train.rounds": 1, **options})
+        for options in (
+            {},
+            {"objective.name": "small-logits", "objective.weight": 0},
+            {"objective.name": "small-logits", "objective.weight": 1},
+        )
+    )
+    assert torch.equal(plain.state.row, without.state.row)
+    heads = [
+        simulation.federation.resident.space.view(simulation.state.row, "head.weight").norm() for simulation in (plain, strong)
+    ]
+    assert heads[1] < heads[0]
+
+
+def test_the_metrics_of_a_round_have_a_line_in_the_table(simulate: Callable[..., Simulation]) -> None:
+    """All that the server may write in a record, and all that a run has in it."""
+    part = (ROOT / "docs/reference/scores.md").read_text(encoding="utf-8").split("## Metrics of a round")[1].split("\n## ")[0]
+    named = {name for line in part.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+    scores = {*SCORES, *(f"{score}_{summary}" for score in SCORES for summary in SUMMARIES)}
+    of_mlflow = {f"{score}_mean" for score in SCORES} | {
+        name for name in _RESERVED if re.match("bytes_total|loss_|privacy_", name)
+    }
+    assert _RESERVED - scores - of_mlflow - {"round"} <= named
+    assert named <= _RESERVED | {"global_accuracy"}
+    simulation = simulate("fedavg", **{"train.rounds": 1, "train.lr_schedule": "cosine", "executor.name": "vectorized"})
+    metrics = set(simulation.progress.record["metrics"])
+    assert {"train_loss", "lr", "bytes_up", "accuracy", "test_loss"} <= metrics
+    assert {name for name in metrics - named - scores if not name.startswith("global_")} == set()
+
+
 def test_which_methods_keep_the_head() -> None:
     page = (ROOT / "docs/your-own-method.md").read_text()
     named = re.search(r"The head stays with the client in (.*?); in (.*?), everything does", page, re.DOTALL)
@@ -76,7 +115,7 @@ def test_server_momentum_of_a_secure_sum(
     methods: dict[str, Any], monkeypatch: pytest.MonkeyPatch, simulate: Callable[..., Simulation]
 ) -> None:
     monkeypatch.setattr(aggregations, "_known", aggregations.all())
-    exec(python_of("docs/your-own-method.md", 1), {})
+    exec(python_of("docs/your-own-method.md", 2), {})
     options = {"train.rounds": 2, "aggregation.name": "fedavgm", "train.participation": 1.0}
     plain, summed = (simulate("fedavg", **options, **{"wire.secure_aggregation": secure}) for secure in (False, True))
     torch.testing.assert_close(summed.state.row, plain.state.row, rtol=0, atol=1e-5)
@@ -88,7 +127,7 @@ def test_server_momentum(
 ) -> None:
     """Server momentum by the book, also where a part of the net stays with the clients or is masked; against a loop by hand."""
     monkeypatch.setattr(aggregations, "_known", aggregations.all())
-    exec(python_of("docs/your-own-method.md", 1), {})
+    exec(python_of("docs/your-own-method.md", 2), {})
     mask = {"wire.transforms": [{"name": "mask", "last": 1}]} if where.get("mask") else {}
     simulation = simulate(where["method.name"], play=False, **{"train.rounds": 3, "aggregation.name": "fedavgm", **mask})
     method, space = simulation.federation.method, simulation.federation.resident.space
@@ -112,7 +151,7 @@ def test_server_momentum(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "least"), [("docs/python.md", 10), ("docs/use-the-model.md", 6)])
+@pytest.mark.parametrize(("name", "least"), [("docs/python.md", 10), ("docs/use-the-model.md", 6), ("docs/control-a-run.md", 6)])
 def test_the_examples_of_the_documents(name: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():

@@ -365,6 +365,8 @@ def test_installed_plugins_of_every_kind_are_used_from_the_command_line(tmp_path
         result = CliRunner().invoke(main, ["new-plugin", kind])
         assert result.exit_code == 0, result.output
         module = f"my_{kind}"
+        readme = (tmp_path / f"my-{kind}" / "README.md").read_text(encoding="utf-8")
+        assert f"{'An' if kind in ('objective', 'aggregation', 'attack') else 'A'} {kind} for fedpriv." in readme
         (site / f"{module}.py").write_text((tmp_path / f"my-{kind}" / f"{module}.py").read_text())
         groups.setdefault(group, []).append(f"my-{kind} = {module}")
     info = site / "theirs-1.dist-info"

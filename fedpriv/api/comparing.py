@@ -23,12 +23,13 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
     """Compare runs in a table, a row a run, as ``fedpriv compare`` does.
 
     Columns are, among others, ``label`` (the method, and the keys in which runs of one method differ, the seed aside),
-    ``method``, ``dataset``, ``seed``, ``rounds``, ``accuracy`` (a share; NaN where it was not measured), ``metric`` (the score
-    that the run is ranked by), ``score``, ``worst_tenth`` and ``best`` (of that score), all further scores by name, ``bytes_up``,
+    ``method``, ``dataset``, ``seed``, ``rounds``, ``accuracy`` (a share; NaN where it was not measured), ``averaged_rounds``
+    (over how many last rounds it and all scores are averaged, config key ``eval.last``), ``metric`` (the score that the run
+    is ranked by), ``score``, ``worst_tenth`` and ``best`` (of that score), all further scores by name, ``bytes_up``,
     ``bytes_down`` and ``seconds``; ``chance`` (the accuracy of the best constant answer; NaN of a regression) and
     ``at_chance`` (whether the run is no better); ``defence``, ``epsilon`` (NaN without differential privacy), and of an
-    audited run ``answer``, ``recovered`` (the largest share of samples that an attack recovered) and ``membership_auc``. Of a run
-    whose ``status`` is not ``finished`` the accuracy is that of its last evaluation.
+    audited run ``answer``, ``recovered`` (the largest share of samples that an attack recovered) and ``membership_auc``. Of a
+    run whose ``status`` is not ``finished`` the accuracy is that of its last evaluation.
 
     ``over_local`` and ``over_pooled`` are the mean differences of the clients' scores from those in the run of that method (of
     several, the best), by the score that all runs are ranked by (accuracy, if these differ). The runs have the same data,
@@ -187,6 +188,7 @@ def figures(folder: Path) -> dict[str, Any]:
         "status": RunFolder(folder).status,
         **{key: facts[key] for key in ("method", "dataset", "seed")},
         **{key: reached[key] for key in ("rounds", "accuracy")},
+        "averaged_rounds": reached.get("averaged_rounds", 1),
         **{key: reached.get(key) for key in ("chance", "constant", "at_chance", "only_answer")},
         "probe": reached.get("probe", {}),
         "metric": metric,

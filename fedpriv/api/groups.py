@@ -43,6 +43,8 @@ class Group:
         repeated: of those that repeat another one, and so are not counted.
         unfinished: how many are not counted, as they are not finished.
         contradicted: whether runs with one seed have different results, so that there is no mean.
+        rounds: of the shortest of the counted runs; ``None``: none is counted.
+        averaged_rounds: over how many last rounds their scores are averaged (config key ``eval.last``); likewise.
         counted, seeds, partitions: how many runs are counted, and how many seeds and partitions these have.
         value: of the score; each run's is the mean over its clients.
         usual: the same of the score that people read beside it (accuracy, or R2).
@@ -57,6 +59,8 @@ class Group:
     repeated: tuple[str, ...]
     unfinished: int
     contradicted: bool
+    rounds: int | None
+    averaged_rounds: int | None
     counted: int
     seeds: int
     partitions: int
@@ -67,15 +71,21 @@ class Group:
     bytes_down: float | None
     from_best: Difference | None = None
 
+    @property
+    def is_over_all_rounds(self) -> bool:
+        """Whether the scores of a run are means over all its rounds, from round 1 on, and so not those that it ends at."""
+        return self.rounds is not None and self.averaged_rounds is not None and 1 < self.rounds <= self.averaged_rounds
+
 
 def groups(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[str] = "runs") -> DataFrame:
     """Runs that differ in their seeds alone, in a table with a row for each such group, in the order of the runs.
 
-    Columns are ``label``, ``score`` (that all runs are ranked by; accuracy, if these differ), ``runs`` and ``seeds`` (how many
-    finished ones are counted), ``mean`` and ``std`` of the score over them, the means of ``worst_tenth``, ``bytes_up`` and
-    ``bytes_down``; and ``from_best``, the mean difference from the best group, with its paired 95 % interval ``low``, ``high``:
-    over runs with the same seed and clients, or over the clients of a single run (``over``, ``count``). A share is a number from
-    0 to 1.
+    Columns are ``label``, ``score`` (that all runs are ranked by; accuracy, if these differ), ``rounds`` (of the shortest run),
+    ``averaged_rounds`` (over how many last rounds a run's scores are averaged, config key ``eval.last``), ``runs`` and ``seeds``
+    (how many finished ones are counted), ``mean`` and ``std`` of the score over them, the means of ``worst_tenth``, ``bytes_up``
+    and ``bytes_down``; and ``from_best``, the mean difference from the best group, with its paired 95 % interval ``low``,
+    ``high``: over runs with the same seed and clients, or over the clients of a single run (``over``, ``count``). A share is a
+    number from 0 to 1.
 
     Args:
         runs: as for :func:`fedpriv.compare`.
@@ -144,6 +154,8 @@ def _group(label: str, score: Score, members: Sequence[tuple[Row, bool]], contra
         tuple(row["run"] for row, again in members if again),
         len(distinct) - len(done),
         contradicted,
+        min((row["rounds"] for row in counted), default=None),
+        max((row["averaged_rounds"] for row in counted), default=None),
         len(counted),
         seeds,
         partitions,
@@ -161,6 +173,8 @@ def as_row(group: Group) -> dict[str, Any]:
     return {
         "label": group.label,
         "score": group.score.name,
+        "rounds": group.rounds,
+        "averaged_rounds": group.averaged_rounds,
         "runs": group.counted,
         "seeds": group.seeds,
         "mean": group.value.mean,

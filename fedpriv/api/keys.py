@@ -200,6 +200,7 @@ def dotted(keys: Mapping[str, Any]) -> dict[str, Any]:
         UnknownName: a name that is neither short nor a section of the config.
     """
     from fedpriv.config import RunConfig
+    from fedpriv.config.sections import keys_of
     from fedpriv.errors import UnknownName
 
     flat: dict[str, Any] = {}
@@ -210,7 +211,8 @@ def dotted(keys: Mapping[str, Any]) -> dict[str, Any]:
             key = name if value is None and name in _MAY_BE_NONE else KEYS.get(name, name)
             flat[key] = os.fspath(value) if isinstance(value, os.PathLike) else value
         else:
-            raise UnknownName("key in config", name, {*RunConfig.model_fields, *KEYS, *SHORTHANDS})
+            known = {*RunConfig.model_fields, *KEYS, *SHORTHANDS}
+            raise UnknownName("key in config", name, known, within=keys_of(RunConfig))
     return flat
 
 

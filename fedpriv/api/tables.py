@@ -11,10 +11,12 @@ from rich.filesize import decimal
 
 from fedpriv.api.gains import signed
 from fedpriv.api.groups import Group, as_row
+from fedpriv.untrusted.names import printable
 
 NOTE = (
-    "Mean ± standard deviation over runs. Differences from the best: mean, and 95 % interval (Student's t) of the paired "
-    "differences of runs with the same seed and clients; of a single run, over its clients."
+    "Mean ± standard deviation over runs; the score of a run is over its clients and its last rounds (eval.last). "
+    "Differences from the best: mean, and 95 % interval (Student's t) of the paired differences of runs with the same seed and "
+    "clients; of a single run, over its clients."
 )
 _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
@@ -29,7 +31,31 @@ def head(groups: Sequence[Group]) -> tuple[str, ...]:
     """The columns of :func:`cells`."""
     score = groups[0].score
     less, unit = "" if score.higher_is_better else ", less is better", " in %" if score.in_percent else ""
-    return "runs", "n", f"{score.title}{unit}{less}", "difference from the best (95 %)", "worst tenth", "up", "down"
+    value = f"{score.title}{unit}{less} ({mean_over(groups)})"
+    return "runs", "n", value, "difference from the best (95 %)", "worst tenth", "up", "down"
+
+
+def mean_over(groups: Sequence[Group]) -> str:
+    """Of which rounds a run's score is: ``mean of the last 10 rounds``."""
+    lengths = sorted({group.averaged_rounds for group in groups if group.averaged_rounds is not None}) or [1]
+    if lengths == [1]:
+        return "last round"
+    return f"mean of the last {f'{lengths[0]} to ' if len(lengths) > 1 else ''}{lengths[-1]} rounds"
+
+
+def over_all_rounds(groups: Sequence[Group]) -> str | None:
+    """That scores of short runs are means from round 1 on, in a sentence; ``None``: no run is as short."""
+    labels = ", ".join(group.label for group in groups if group.is_over_all_rounds)
+    if not labels:
+        return None
+    return (
+        f"The scores of {labels} are means from round 1 on, not those that the runs end at: they have no more rounds than "
+        "eval.last. With --set eval.last=1 a run is scored in its last round alone."
+    )
+
+
+def _caption(groups: Sequence[Group]) -> str:
+    return " ".join(filter(None, (NOTE, over_all_rounds(groups))))
 
 
 def cells(group: Group) -> tuple[str, ...]:
@@ -60,13 +86,18 @@ def as_markdown(groups: Sequence[Group]) -> str:
     columns = head(groups)
     lines = (columns, ["---", *["---:"] * (len(columns) - 1)], *map(cells, groups))
     table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
-    return f"{table}\n\n{NOTE}\n"
+    return f"{table}\n\n{_caption(groups)}\n"
 
 
 def as_latex(groups: Sequence[Group]) -> str:
     """A ``tabular`` of the package booktabs; what its numbers are is a comment."""
     lines = [" & ".join(map(_escaped, line)) + r" \\" for line in (head(groups), *map(cells, groups))]
-    top = [f"% {NOTE}", r"% needs \usepackage{booktabs}", rf"\begin{{tabular}}{{l{'r' * (len(head(groups)) - 1)}}}", r"\toprule"]
+    top = [
+        f"% {printable(_caption(groups))}",
+        r"% needs \usepackage{booktabs}",
+        rf"\begin{{tabular}}{{l{'r' * (len(head(groups)) - 1)}}}",
+        r"\toprule",
+    ]
     return "\n".join([*top, lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}", ""])
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic import BaseModel, TypeAdapter
 
 from fedpriv.config import NamedOptions, RunConfig
+from fedpriv.config.sections import inner_section, sections_of
 from fedpriv.errors import UnknownName, UsageError
 from fedpriv.untrusted import plain_yaml
 
@@ -38,7 +39,7 @@ def sections() -> dict[str, str]:
     """The sections by dotted name, such as ``train``, with what each is for; ``""`` has the keys outside of any."""
     return {
         name.rstrip("."): (section.__doc__ or "").partition("\n")[0].replace("``", "`")
-        for name, section in _sections(RunConfig, "")
+        for name, section in sections_of(RunConfig)
     }
 
 
@@ -49,32 +50,20 @@ def keys(within: str | None = None) -> list[Key]:
         UnknownName: there is neither such a key nor such a section; the nearest is named.
         UsageError: it is an option of a method, an objective or an aggregation.
     """
-    every = [_key(name, section, field) for name, section in _sections(RunConfig, "") for field in _fields(section)]
+    every = [_key(name, section, field) for name, section in sections_of(RunConfig) for field in _fields(section)]
     if within is None:
         return every
     matching = [key for key in every if key.name == within or key.name.startswith(f"{within}.")]
     if matching:
         return matching
     first = within.partition(".")[0]
-    if first in RunConfig.model_fields and "." in within and _inner(RunConfig, first) is None:
+    if first in RunConfig.model_fields and "." in within and inner_section(RunConfig, first) is None:
         raise UsageError(f"{within}: `fedpriv methods` lists the options of each {first}")
     raise UnknownName("key in config", within, [key.name for key in every])
 
 
-def _sections(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[BaseModel]]]:
-    yield prefix, section
-    for name in section.model_fields:
-        if (inner := _inner(section, name)) is not None:
-            yield from _sections(inner, f"{prefix}{name}.")
-
-
-def _inner(section: type[BaseModel], name: str) -> type[BaseModel] | None:
-    kind = section.model_fields[name].annotation
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not NamedOptions else None
-
-
 def _fields(section: type[BaseModel]) -> list[str]:
-    return [name for name in section.model_fields if _inner(section, name) is None]
+    return [name for name in section.model_fields if inner_section(section, name) is None]
 
 
 def _key(prefix: str, section: type[BaseModel], name: str) -> Key:

@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 WIDTH = 120
 PULSE = 4.0
+"""Seconds between two looks at what is being done, on a terminal, whose line they replace."""
+PULSE_IN_A_FILE = 60.0
 """Seconds between two lines on what is being done, where the output is no terminal."""
 
 
@@ -55,10 +57,11 @@ def with_options(kind: type[T], name: str, options: Mapping[str, Any]) -> T:
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A block that reports ``total`` steps of work on standard error, each as it begins: a bar with the time left on a terminal,
-    lines elsewhere, nothing with ``--json``. Further ones count as the last. During a step it says every :data:`PULSE` seconds
-    how far the attack is (:mod:`fedpriv.attacks.core.doing`)."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    """A block that reports ``total`` steps of work on standard error, each as it begins: a bar on a terminal, lines elsewhere,
+    nothing with ``--json``. Further ones count as the last. During a step it says every :data:`PULSE` (elsewhere than on a
+    terminal, :data:`PULSE_IN_A_FILE`) seconds how far the attack is (:mod:`fedpriv.attacks.core.doing`). It says no time left:
+    an attack that optimises takes a hundred times as long as the steps before it, so that their pace says nothing."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     if click.get_current_context().meta.get("fedpriv.json"):
         yield lambda text: None
@@ -67,7 +70,7 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
 
     shown, began, done, step = terminal(err=True), time.monotonic(), 0, ""
     description = TextColumn("{task.description}", markup=False)
-    columns = (description, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (description, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # Results still go to standard output while the bar is shown.
     with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal, redirect_stdout=False) as bar:
         task = bar.add_task("", total=total)
@@ -77,8 +80,7 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
             step = text
             bar.update(task, description=shown_text(text), completed=done)
             if not shown.is_terminal:
-                left = f", about {(time.monotonic() - began) / done * (total - done):.0f} s left" if done else ""
-                say(f"{done + 1} of {total}: {text}{left}", err=True)
+                say(f"{done + 1} of {total}: {text}", err=True)
             done = min(done + 1, total - 1)
 
         def beat() -> None:
@@ -88,7 +90,7 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
             elif step:
                 say(f"  {time.monotonic() - began:.0f} s: {far or step}", err=True)
 
-        with _every(PULSE, beat):
+        with _every(PULSE if shown.is_terminal else PULSE_IN_A_FILE, beat):
             yield begin
 
 

@@ -54,7 +54,8 @@ def new_plugin(kind: str, folder: Path | None) -> dict[str, Any]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists already; name a new folder")
     group, words = KINDS[kind]
-    values = {"name": name, "module": module, "kind": kind, "group": group, "command": f"{words} {name}"}
+    a_kind = f"{'An' if kind[0] in 'aeiou' else 'A'} {kind}"
+    values = {"name": name, "module": module, "a_kind": a_kind, "group": group, "command": f"{words} {name}"}
     written = {"pyproject.toml": "pyproject.toml", f"{module}.py": kind, f"tests/test_{module}.py": "test", "README.md": "readme"}
     for file, template in written.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)

@@ -201,7 +201,7 @@ def compare(
     from fedpriv.api.comparing import as_row, common_score, contradictions, figures, gains_between, labels, repeated
     from fedpriv.api.gains import signed
     from fedpriv.api.groups import best_of, groups_between
-    from fedpriv.api.tables import as_csv, as_latex, as_markdown
+    from fedpriv.api.tables import as_csv, as_latex, as_markdown, mean_over, over_all_rounds
     from fedpriv.files import write_atomically
     from fedpriv.plots import compare_curves
 
@@ -216,6 +216,10 @@ def compare(
         out.width = 160  # for a file, which has no width
     numbered = out.width < 104  # too narrow for names, which are printed below
     out.print(_table(rows, numbered, score))
+    if any(group.averaged_rounds is not None for group in groups):
+        out.print(f"scores of a finished run: {mean_over(groups)} (eval.last)", soft_wrap=True)
+    if (short := over_all_rounds(groups)) is not None:
+        out.print(short, soft_wrap=True)
     for number, (folder, row) in enumerate(zip(folders, rows, strict=True), 1):
         if (note := _note(folder, row)) is not None:
             out.print(note, soft_wrap=True)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from fedpriv.config.run import RunConfig
+from fedpriv.config.sections import keys_of
 from fedpriv.errors import NoSuchOption, UnknownName, UsageError
 from fedpriv.untrusted import plain_yaml
 from fedpriv.untrusted.kinds import brief, check_kinds
@@ -48,7 +49,10 @@ def _readable(error: ValidationError, schema: Any, where: str) -> UsageError:
         if where.partition(" ")[0] in _NAMED:
             return NoSuchOption(where, path[-1], _field_names(section))
         prefix = "".join(part + "." for part in path[:-1])
-        return UnknownName(f"key in {where}", prefix + path[-1], [prefix + name for name in _field_names(section)])
+        elsewhere = keys_of(RunConfig) if schema is RunConfig else ()
+        return UnknownName(
+            f"key in {where}", prefix + path[-1], [prefix + name for name in _field_names(section)], within=elsewhere
+        )
     message = first["msg"].removeprefix("Value error, ")
     if not path:
         return UsageError(f"{where}: {message}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -20,3 +21,27 @@ class NamedOptions(BaseModel):
     @property
     def params(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
+
+
+def sections_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """A section and those within it, each with the beginning of its dotted keys, such as ``"data.partition."``."""
+    yield prefix, section
+    for name in section.model_fields:
+        if (inner := inner_section(section, name)) is not None:
+            yield from sections_of(inner, f"{prefix}{name}.")
+
+
+def inner_section(section: type[BaseModel], name: str) -> type[BaseModel] | None:
+    """The section that is a field of another one; ``None``: the field is a key."""
+    kind = section.model_fields[name].annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) and kind is not NamedOptions else None
+
+
+def keys_of(section: type[BaseModel]) -> list[str]:
+    """The dotted keys of a section and of those within it."""
+    return [
+        prefix + name
+        for prefix, inner in sections_of(section)
+        for name in inner.model_fields
+        if inner_section(inner, name) is None
+    ]

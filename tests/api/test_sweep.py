@@ -174,6 +174,23 @@ def test_of_an_error_the_best_is_the_least_and_single_runs_have_an_interval_over
     assert r"| a_b & c\|d | 1 |" in as_markdown([avg])
 
 
+@pytest.mark.parametrize(
+    ("rounds", "last", "header", "short"),
+    [(5, 10, "mean of the last 10 rounds", True), (20, 10, "mean of the last 10 rounds", False), (1, 1, "last round", False)],
+)
+def test_it_says_of_which_rounds_a_score_is_the_mean(rounds: int, last: int, header: str, short: bool, tmp_path: Path) -> None:
+    """A mean from round 1 on is not what a run ends at."""
+    run = made_run(tmp_path, "fedavg", [0.4, 0.5])
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8")) | {"rounds": rounds, "averaged_rounds": last}
+    (run / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    assert list(fedpriv.groups([run]).averaged_rounds) == [last] and list(fedpriv.compare([run]).averaged_rounds) == [last]
+    latex, markdown = tmp_path / "table.tex", tmp_path / "table.md"
+    shown = call("compare", run, "--output", tmp_path / "out.png", "--latex", latex, "--markdown", markdown)
+    written = [shown.stdout, latex.read_text(encoding="utf-8"), markdown.read_text(encoding="utf-8")]
+    assert all(header in text for text in written), written
+    assert [text.count("means from round 1 on") for text in written] == [short] * 3
+
+
 def test_the_best_mean_is_chosen_and_a_combination_without_all_seeds_is_not_ranked(tmp_path: Path) -> None:
     tried = grid(lr=[0.01, 0.1, 1])
     for cell, level in zip(tried.cells, (0.5, 0.8, 0.9), strict=True):

@@ -194,6 +194,9 @@ def test_defences_are_appended() -> None:
     [
         ({"rouns": 3}, r"unknown key in config 'rouns'; did you mean 'rounds'\?"),
         ({"train": {"rouns": 3}}, r"unknown key in config 'train.rouns'; did you mean 'train.rounds'\?"),
+        ({"precision": "bfloat16"}, r"unknown key in config 'precision'; did you mean 'train.precision'\?"),
+        ({"data.precision": "bfloat16"}, r"unknown key in config 'data.precision'; did you mean 'train.precision'\?"),
+        ({"data": {"precision": "bfloat16"}}, r"unknown key in config 'data.precision'; did you mean 'train.precision'\?"),
         ({"rounds": 0}, r"config: train.rounds = 0: input should be greater than 0"),
         ({"method": "fedavgg"}, r"unknown method 'fedavgg'; did you mean 'fedavg'\?"),
         ({"partition": "iid", "alpha": 0.1}, "alpha has no effect on the partition 'iid'"),

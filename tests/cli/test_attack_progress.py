@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +60,24 @@ def test_what_is_done_is_told_from_the_whole_to_its_part() -> None:
 
 @pytest.mark.usefixtures("slow_attack")
 def test_a_long_step_says_how_far_it_is(fedpriv: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedpriv.cli.controls.PULSE", 0.01)
+    monkeypatch.setattr("fedpriv.cli.controls.PULSE_IN_A_FILE", 0.01)
     result = fedpriv("attack", "dlg", "--n", 1)
     assert result.exit_code == 0, result.output
     assert "s: positive and negative control of dlg, waiting" in result.stderr
     after = result.stderr.rpartition("control of dlg, waiting")[2]
     assert "s: waiting" in after, "also the attack itself, after its controls"
+
+
+@pytest.mark.usefixtures("slow_attack")
+def test_a_file_gets_a_line_a_minute_and_no_time_left(fedpriv: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pace of an attack in closed form says nothing about one that optimises after it."""
+    pauses = list[float]()
+    monkeypatch.setattr("fedpriv.cli.controls._every", lambda seconds, beat: nullcontext(pauses.append(seconds)))
+    result = fedpriv("attack", "dlg", "--mask-layers", 2, "--n", 1)
+    assert result.exit_code == 0, result.output
+    begun = re.findall(r"(?m)^\d+ of \d+: .*$", result.stderr)
+    assert len(begun) > 1 and not any("left" in line for line in begun), result.stderr
+    assert pauses and min(pauses) >= 60
 
 
 @pytest.mark.usefixtures("slow_attack")
