@@ -18,7 +18,7 @@ from mlflow import MlflowClient
 from scipy import stats
 
 import fedpriv
-from fedpriv.api.grid import VALIDATION, Grid, grid_of, seeds_of, values_of
+from fedpriv.api.grid import VALIDATION, Grid, check_cells, grid_of, seeds_of, values_of
 from fedpriv.api.groups import groups_between
 from fedpriv.api.sweeping import _ranked, chosen_on
 from fedpriv.api.tables import as_latex, as_markdown
@@ -306,3 +306,24 @@ def test_the_final_command_has_no_patience(tmp_path: Path, swept: dict[str, list
     assert "train.patience=null" in command
     result = call(*shlex.split(command)[1:], "--dump-config")
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("where", ["option", "values", "file"])
+def test_patience_needs_no_split_as_a_sweep_scores_validation_data(tmp_path: Path, where: str) -> None:
+    base, fixed, swept = None, {"method": "fedprox", "train.patience": 6}, {"lr": [0.1, 1]}
+    if where == "values":
+        del fixed["train.patience"]
+        swept = {"train.patience": [6, 7]}
+    elif where == "file":  # which `fedpriv train` would refuse
+        del fixed["train.patience"]
+        base = tmp_path / "base.yaml"
+        base.write_text("train: {patience: 6}\n", encoding="utf-8")
+    tried = grid_of(base, fixed, swept, (0,))
+    check_cells(tried)
+    assert {(cell.config.eval.split, cell.config.data.validation_fraction) for cell in tried.cells} == {
+        ("validation", VALIDATION)
+    }
+    assert tried.cells[0].config.train.patience == 6
+    result = call(*shlex.split(tried.train_command(tried.cells[0]))[1:], "--dump-config")
+    assert result.exit_code == 0, result.output
+    assert yaml.safe_load(result.stdout).get("train", {}).get("patience") is None
