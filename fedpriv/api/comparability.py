@@ -23,7 +23,7 @@ def not_comparable(folders: Sequence[Path], rows: Sequence[Mapping[str, Any]]) -
         yield f"scores on validation data ({validated}) and on test data are not comparable"
     if len(datasets := sorted({row["dataset"] for row in rows})) > 1:
         yield f"scores on different data sets ({', '.join(datasets)}) are not comparable"
-    if len(lengths := sorted({row["rounds"] for row in rows if row["status"] == "finished"})) > 1:
+    if len(lengths := sorted({row["rounds_allowed"] for row in rows if row["status"] == "finished"})) > 1:
         yield f"runs of different lengths ({', '.join(map(str, lengths))} rounds)"
     for dataset in datasets:
         group = [index for index, row in enumerate(rows) if row["dataset"] == dataset]

@@ -33,7 +33,8 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
 
     ``over_local`` and ``over_pooled`` are the mean differences of the clients' scores from those in the run of that method (of
     several, the best), by the score that all runs are ranked by (accuracy, if these differ). The runs have the same data,
-    partition, seed and rounds; the 95 % intervals are over the clients (``over_local_low``, ``over_local_high``);
+    partition, seed and ``rounds_allowed`` (``rounds``; of a run that ``train.patience`` ended, the rounds it could have run); the
+    95 % intervals are over the clients (``over_local_low``, ``over_local_high``);
     :func:`gains` has intervals over seeds, and :func:`fedpriv.groups` the means over seeds.
 
     ``repeated`` is whether an earlier row has the same label, seed and samples at the clients. Such a row adds nothing to a mean;
@@ -88,7 +89,8 @@ def gains(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[st
     There is a row for each label of federated runs and each label of a baseline. The columns are those of
     :class:`fedpriv.api.gains.Gain`, among others ``score`` (that all runs are ranked by; accuracy, if these differ),
     ``difference``, ``low`` and ``high``. Runs are compared client by client, if they have the same data, partition, seed and
-    number of rounds.
+    number of rounds; how many rounds ``train.patience`` left of these is a result, and does not matter. ``unpaired`` runs of the
+    two labels have no such partner and do not count.
 
     Args:
         runs: as for :func:`compare`.
@@ -123,7 +125,7 @@ def finished_runs(folders: Sequence[Path], rows: Sequence[Mapping[str, Any]], na
     from fedpriv.storage.run_folder import RunFolder
 
     score = common_score(rows).name
-    same = ("dataset", "data_hash", "partition_hash", "seed", "split", "rounds")
+    same = ("dataset", "data_hash", "partition_hash", "seed", "split", "rounds_allowed")
     return {
         place: FinishedRun(
             label,
@@ -189,6 +191,7 @@ def figures(folder: Path) -> dict[str, Any]:
         **{key: facts[key] for key in ("method", "dataset", "seed")},
         **{key: reached[key] for key in ("rounds", "accuracy")},
         "averaged_rounds": reached.get("averaged_rounds", 1),
+        "rounds_allowed": config.train.rounds if reached.get("ended_by") == "patience" else reached["rounds"],
         **{key: reached.get(key) for key in ("chance", "constant", "at_chance", "only_answer")},
         "probe": reached.get("probe", {}),
         "metric": metric,

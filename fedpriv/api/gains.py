@@ -22,7 +22,8 @@ class FinishedRun:
 
     Attributes:
         label: of the runs that differ in their seeds alone, as in the table of runs.
-        same: what two runs have in common whose clients are compared one by one: data, partition, seed, rounds.
+        same: what two runs have in common whose clients are compared one by one: data, partition, seed, rounds (of a run that
+            ``train.patience`` ended, the rounds it could have run).
         values: the compared score of each client; ``None`` for one that was not tested.
         config: the compared keys.
     """
@@ -78,6 +79,7 @@ class Gain:
             single one; ``None``: there is only one of these.
         over: what the interval is over.
         count: the number of these.
+        unpaired: runs of the two labels that have no partner, and do not count.
         differ: config keys in which the runs differ, besides those of the method.
     """
 
@@ -90,6 +92,7 @@ class Gain:
     high: float | None
     over: Literal["clients", "runs"]
     count: int
+    unpaired: int
     differ: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -101,7 +104,8 @@ class Gain:
         named = "" if self.score is ACCURACY else f" {self.score.title}"
         named += "" if self.score.higher_is_better else ", of which less is better"
         difference = f"{signed(self.score, self.difference)}{what}{named}"
-        return f"{self.label} {verb} {self.baseline_label}: {difference} ({paired.interval(self.score)}){also}"
+        left_out = f"; {self.unpaired} run{'s' * (self.unpaired > 1)} without a partner left out" if self.unpaired else ""
+        return f"{self.label} {verb} {self.baseline_label}: {difference} ({paired.interval(self.score)}{left_out}){also}"
 
 
 def signed(score: Score, value: float) -> str:
@@ -128,15 +132,17 @@ def gains_of(runs: Sequence[FinishedRun], score: Score = ACCURACY) -> Iterator[G
         for baseline in BASELINES:
             for theirs in by_label.values():
                 pairs = [(ours[same], theirs[same]) for same in ours if same in theirs and theirs[same].method == baseline]
-                if pairs and (gain := gain_of(pairs, baseline, score)) is not None:
+                unpaired = len(ours) + len(theirs) - 2 * len(pairs)
+                if pairs and (gain := gain_of(pairs, baseline, score, unpaired)) is not None:
                     yield gain
 
 
-def gain_of(pairs: Sequence[tuple[FinishedRun, FinishedRun]], baseline: Baseline, score: Score) -> Gain | None:
+def gain_of(pairs: Sequence[tuple[FinishedRun, FinishedRun]], baseline: Baseline, score: Score, unpaired: int = 0) -> Gain | None:
     """The gain of runs of one label over those of another; ``None``: no client has the score in both.
 
     Args:
         pairs: a federated run and a run of the baseline each, at least one.
+        unpaired: how many runs have no partner.
     """
     if (paired := paired_difference(pairs)) is None:
         return None
@@ -144,7 +150,7 @@ def gain_of(pairs: Sequence[tuple[FinishedRun, FinishedRun]], baseline: Baseline
     keys = sorted(ours.config.keys() | theirs.config.keys())
     differ = tuple(key for key in keys if ours.config.get(key) != theirs.config.get(key) and not key.startswith(_OWN))
     interval = (paired.mean, paired.low, paired.high, paired.over, paired.count)
-    return Gain(score, ours.label, baseline, theirs.label, *interval, differ)
+    return Gain(score, ours.label, baseline, theirs.label, *interval, unpaired, differ)
 
 
 def paired_difference(pairs: Sequence[tuple[FinishedRun, FinishedRun]]) -> Difference | None:

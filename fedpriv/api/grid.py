@@ -76,10 +76,10 @@ class Grid:
     def train_command(self, cell: Cell) -> str:
         """The ``fedpriv train`` command of a cell's runs on all training data, tested on the test data."""
         given = {key: value for key, value in {**self.fixed, **dict(cell.values)}.items() if key not in _BY_VALIDATION}
-        tested = parsed(self.base, given)[0]
-        if tested.eval.split != "test":  # the config file says so
+        if parsed(self.base, given | {"train.patience": None})[0].eval.split != "test":  # the config file says so
             given |= {"eval.split": "test", "data.validation_fraction": 0}
-            given |= {} if tested.train.patience is None else {"train.patience": None}
+        if parsed(self.base, given | {"eval.split": "validation"})[0].train.patience is not None:
+            given |= {"train.patience": None}
         words = ["fedpriv", "train"]
         if isinstance(self.base, str | os.PathLike):
             words += ["--config", os.fspath(self.base)]
@@ -158,12 +158,12 @@ def grid_of(
         raise UsageError("run_dir names the folder of one run; --runs-dir says where the sweep's are")
     if fixed.get("eval.split") == "test" or fixed.get("data.validation_fraction") == 0:
         raise UsageError("a sweep chooses on validation data, never on the test set; leave eval.split and the fraction out")
-    whole = parsed(base, fixed)[0].model_copy(update={"seed": 0, "run_dir": None})
+    held_out = parsed(base, fixed | {"train.patience": None})[0].data.validation_fraction or VALIDATION
+    validated = dict[str, Any](zip(_VALIDATED, ("validation", held_out), strict=True))
+    whole = parsed(base, fixed | validated)[0].model_copy(update={"seed": 0, "run_dir": None})
     if whole.eval.metric is not None:
         score_named(whole.eval.metric)
     fixed |= {key: value for key, value in (("data.name", whole.data.name), ("model.name", whole.model.name)) if key in fixed}
-    held_out = whole.data.validation_fraction or VALIDATION
-    validated = dict[str, Any](zip(_VALIDATED, ("validation", held_out), strict=True))
     cells = []
     for combination in product(*values.values()):
         chosen = dict(zip(values, combination, strict=True))
@@ -185,7 +185,8 @@ def check_cells(grid: Grid) -> None:
 
     for cell in grid.cells:
         try:
-            config_of(grid.base, {**grid.fixed, **cell.values}, here=True)
+            validated = dict(zip(_VALIDATED, (cell.config.eval.split, cell.config.data.validation_fraction), strict=True))
+            config_of(grid.base, {**grid.fixed, **validated, **cell.values}, here=True)
             with_options(cell.config)
             if not objective_of(cell.config).labels:
                 raise UsageError("it learns without labels, so there is no validation score to choose by")

@@ -49,8 +49,9 @@ class Group:
         value: of the score; each run's is the mean over its clients.
         usual: the same of the score that people read beside it (accuracy, or R2).
         worst_tenth, bytes_up, bytes_down: means over the counted runs.
-        from_best: the paired difference from the best group, with the same seeds and clients; ``None``: this is the best one, or
-            they have none in common.
+        pairs: how many of its runs have a partner in the best group, with the same seed and clients; ``None``: this is the best.
+        from_best: the paired difference from the best group; ``None``: this is the best one, or a run of either has no partner,
+            as over the other seeds alone the difference may be another one.
     """
 
     label: str
@@ -69,6 +70,7 @@ class Group:
     worst_tenth: float | None
     bytes_up: float | None
     bytes_down: float | None
+    pairs: int | None = None
     from_best: Difference | None = None
 
     @property
@@ -84,8 +86,8 @@ def groups(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[s
     ``averaged_rounds`` (over how many last rounds a run's scores are averaged, config key ``eval.last``), ``runs`` and ``seeds``
     (how many finished ones are counted), ``mean`` and ``std`` of the score over them, the means of ``worst_tenth``, ``bytes_up``
     and ``bytes_down``; and ``from_best``, the mean difference from the best group, with its paired 95 % interval ``low``,
-    ``high``: over runs with the same seed and clients, or over the clients of a single run (``over``, ``count``). A share is a
-    number from 0 to 1.
+    ``high``: over runs with the same seed and clients, or over the clients of a single run (``over``, ``count``). It is there
+    only if each run of both groups has a partner in the other one (``pairs``). A share is a number from 0 to 1.
 
     Args:
         runs: as for :func:`fedpriv.compare`.
@@ -128,8 +130,9 @@ def grouped(rows: Sequence[Row], named: Sequence[str], finished: Iterable[Finish
 
     def paired(group: Group) -> Group:
         ours = by_label.get(group.label, {})
-        pairs = [(ours[same], theirs[same]) for same in ours if same in theirs]
-        return replace(group, from_best=paired_difference(pairs)) if pairs else group
+        pairs = [(ours[same], theirs[same]) for same in ours if same in theirs and ours[same].differences(theirs[same])]
+        whole = len(pairs) == len(ours) == len(theirs)
+        return replace(group, pairs=len(pairs), from_best=paired_difference(pairs) if whole else None)
 
     return [group if group is best or group.contradicted else paired(group) for group in alone]
 
@@ -182,6 +185,7 @@ def as_row(group: Group) -> dict[str, Any]:
         "worst_tenth": group.worst_tenth,
         "bytes_up": group.bytes_up,
         "bytes_down": group.bytes_down,
+        "pairs": group.pairs,
         "from_best": difference.pop("mean"),
         **difference,
     }

@@ -121,7 +121,7 @@ def play(grid: Grid, runs_dir: Path, jobs: int, say: Say) -> Sweep:
 
 def chosen_on(result: Sweep) -> str:
     """What the choice rests on, in a few lines, and the command of the best."""
-    ties = sum(group.from_best is not None and not _is_worse(group) for group in result.groups)
+    ties = sum(not _is_worse(group) for group in result.groups[1:])
     lines = ["The values were chosen on the clients' validation data; the test set was not looked at."]
     if ties:
         lines.append(

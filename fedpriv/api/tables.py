@@ -16,7 +16,7 @@ from fedpriv.untrusted.names import printable
 NOTE = (
     "Mean ± standard deviation over runs; the score of a run is over its clients and its last rounds (eval.last). "
     "Differences from the best: mean, and 95 % interval (Student's t) of the paired differences of runs with the same seed and "
-    "clients; of a single run, over its clients."
+    "clients; of a single run, over its clients. There is none where a run of either has no partner."
 )
 _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
@@ -65,9 +65,13 @@ def cells(group: Group) -> tuple[str, ...]:
         return "–" if value is None else group.score.shown(value).removesuffix("%")
 
     paired, spread = group.from_best, "" if group.value.std is None else f" ± {shown(group.value.std)}"
-    difference = "–" if paired is None else signed(group.score, paired.mean)
-    if paired is not None and paired.low is not None and paired.high is not None:
-        difference += f" ({signed(group.score, paired.low)} to {signed(group.score, paired.high)})"
+    if paired is None:
+        difference = "–" if group.pairs is None else f"– ({group.pairs} of {group.counted} paired)"
+    else:
+        difference = signed(group.score, paired.mean)
+        if paired.low is not None and paired.high is not None:
+            interval = f"{signed(group.score, paired.low)} to {signed(group.score, paired.high)}"
+            difference += f" ({interval}, over {paired.count} {paired.over})"
     sizes = ("–" if size is None else decimal(round(size)) for size in (group.bytes_up, group.bytes_down))
     return group.label, str(group.counted), shown(group.value.mean) + spread, difference, shown(group.worst_tenth), *sizes
 

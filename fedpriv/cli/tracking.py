@@ -241,10 +241,13 @@ def compare(
         elif group.repeated:
             out.print(f"{group.label}: no spread over seeds{_left_out_of(group)}", soft_wrap=True)
     for group in groups:
+        named_by = "" if best is None else f"{group.label} against the best, {best.label}"
         if best is not None and group.from_best is not None and group.from_best.over == "runs":
             difference = f"{signed(score, group.from_best.mean)}{' points' if score.in_percent else ''}"
-            named_by = f"{group.label} against the best, {best.label}"
             out.print(f"{named_by}: {difference} ({group.from_best.interval(score)})", soft_wrap=True)
+        elif best is not None and group.pairs and group.from_best is None:
+            why = f"only {group.pairs} of {group.counted} and {best.counted} runs have the same seed and clients"
+            out.print(f"{named_by}: no difference, as {why}", soft_wrap=True)
     gains = gains_between(folders)
     for gain in gains:
         out.print(str(gain), soft_wrap=True)

@@ -42,6 +42,7 @@ def test_several_seeds_have_an_interval_over_the_seeds_that_both_have() -> None:
     expected = stats.ttest_rel([0.6, 0.65, 0.7], [0.8] * 3).confidence_interval(0.95)
     assert (gain.difference, gain.low, gain.high) == pytest.approx((sum(means) / 3, expected.low, expected.high))
     assert (gain.over, gain.count) == ("runs", 3) and str(gain).startswith("fedavg against pooled: -15.0 points")
+    assert gain.unpaired == 2 and "over 3 runs; 2 runs without a partner left out)" in str(gain)
 
 
 def test_runs_with_other_clients_are_not_compared_and_repeats_count_once() -> None:

@@ -18,7 +18,7 @@ from mlflow import MlflowClient
 from scipy import stats
 
 import fedpriv
-from fedpriv.api.grid import VALIDATION, Grid, grid_of, seeds_of, values_of
+from fedpriv.api.grid import VALIDATION, Grid, check_cells, grid_of, seeds_of, values_of
 from fedpriv.api.groups import groups_between
 from fedpriv.api.sweeping import _ranked, chosen_on
 from fedpriv.api.tables import as_latex, as_markdown
@@ -161,8 +161,47 @@ def test_groups_have_mean_deviation_and_the_paired_interval(tmp_path: Path) -> N
     with files["csv"].open(encoding="utf-8") as file:
         (first, _) = csv.DictReader(file)
     assert (first["label"], first["seeds"]) == ("fedavg", "3") and float(first["low"]) == pytest.approx(expected.low)
-    assert "| fedavg | 3 | 66.7 ± 7.6 | -8.3 (" in files["markdown"].read_text(encoding="utf-8")
+    assert "| fedavg | 3 | 66.7 ± 7.6 | -8.3 (-22.7 to +6.0, over 3 runs) |" in files["markdown"].read_text(encoding="utf-8")
     assert r"fedavg & 3 & 66.7 $\pm$ 7.6 & $-$8.3 ($-$" in files["latex"].read_text(encoding="utf-8")
+
+
+def ended_early(run: Path, rounds: int, by: str = "patience") -> Path:
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    (run / "summary.json").write_text(json.dumps(summary | {"rounds": rounds, "ended_by": by}), encoding="utf-8")
+    return run
+
+
+def test_seeds_that_patience_ended_after_different_rounds_are_all_paired(tmp_path: Path) -> None:
+    lengths = {"fedavg": (9, 14, 20), "fedprox": (9, 12, 7)}
+    runs = [
+        ended_early(made_run(tmp_path, method, of[seed], seed), lengths[method][seed])
+        for method, of in ACCURACIES.items()
+        for seed in range(3)
+    ]
+    row = fedpriv.groups(runs).set_index("label").loc["fedavg"]
+    # Of the seeds' means: 0.65 - 0.7, 0.6 - 0.75, 0.75 - 0.8; deviation 0.0577, t(2) 4.303, so 0.0833 +- 0.1434.
+    assert (row.from_best, row.low, row.high) == pytest.approx((-0.08333, -0.22676, 0.06009), abs=1e-4)
+    assert (row.over, row["count"], row.pairs) == ("runs", 3, 3)
+    shown = call("compare", *runs, "--output", tmp_path / "out.png")
+    assert "different lengths" not in shown.stderr and "over 3 runs" in shown.stdout
+    local = [ended_early(made_run(tmp_path, "local", [0.5, 0.6], seed), 5 + seed) for seed in range(3)]
+    gain = fedpriv.gains([*runs, *local]).set_index("label").loc["fedavg"]
+    assert (gain.difference, gain["count"], gain.unpaired) == (pytest.approx(0.7 - 0.55 - 0.1 / 3), 3, 0)
+
+
+@pytest.mark.parametrize("lost", ["fedavg", "fedprox"])
+def test_without_a_partner_of_each_run_there_is_no_difference(lost: str, tmp_path: Path) -> None:
+    runs = [made_run(tmp_path, method, of[seed], seed) for method, of in ACCURACIES.items() for seed in range(3)]
+    shutil.rmtree(next(run for run in runs if run.name == f"{lost}-0"))
+    runs = [run for run in runs if run.exists()]
+    avg, prox = groups_between(runs)
+    assert (prox.pairs, avg.pairs, avg.from_best) == (None, 2, None) and {avg.counted, prox.counted} == {2, 3}
+    counts = f"{avg.counted} and {prox.counted} runs"
+    assert f"| – (2 of {avg.counted} paired) |" in as_markdown([avg, prox])
+    shown = call("compare", *runs, "--output", tmp_path / "out.png").stdout
+    assert f"fedavg against the best, fedprox: no difference, as only 2 of {counts} have the same seed and clients" in shown
+    stopped = [ended_early(made_run(tmp_path / "code", "fedavg", [0.5, 0.5], 1), 3, by="callback"), runs[-2]]
+    assert groups_between(stopped)[0].from_best is None, "where code ends a run, it chose the length"
 
 
 def test_of_an_error_the_best_is_the_least_and_single_runs_have_an_interval_over_clients(tmp_path: Path) -> None:
@@ -170,6 +209,7 @@ def test_of_an_error_the_best_is_the_least_and_single_runs_have_an_interval_over
     avg, prox = groups_between(runs, ["a_b & c|d", "best"])
     assert prox.from_best is None and avg.from_best is not None
     assert avg.from_best.mean == pytest.approx(0.05) and (avg.from_best.over, avg.value.std) == ("clients", None)
+    assert ", over 2 clients) |" in as_markdown([avg, prox])
     assert r"a\_b \& c|d & 1 & 0.350 & +0.050" in as_latex([avg, prox]) and "Brier score, less is better" in as_latex([avg])
     assert r"| a_b & c\|d | 1 |" in as_markdown([avg])
 
@@ -283,3 +323,24 @@ def test_the_final_command_has_no_patience(tmp_path: Path, swept: dict[str, list
     assert "train.patience=null" in command
     result = call(*shlex.split(command)[1:], "--dump-config")
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("where", ["option", "values", "file"])
+def test_patience_needs_no_split_as_a_sweep_scores_validation_data(tmp_path: Path, where: str) -> None:
+    base, fixed, swept = None, {"method": "fedprox", "train.patience": 6}, {"lr": [0.1, 1]}
+    if where == "values":
+        del fixed["train.patience"]
+        swept = {"train.patience": [6, 7]}
+    elif where == "file":  # which `fedpriv train` would refuse
+        del fixed["train.patience"]
+        base = tmp_path / "base.yaml"
+        base.write_text("train: {patience: 6}\n", encoding="utf-8")
+    tried = grid_of(base, fixed, swept, (0,))
+    check_cells(tried)
+    assert {(cell.config.eval.split, cell.config.data.validation_fraction) for cell in tried.cells} == {
+        ("validation", VALIDATION)
+    }
+    assert tried.cells[0].config.train.patience == 6
+    result = call(*shlex.split(tried.train_command(tried.cells[0]))[1:], "--dump-config")
+    assert result.exit_code == 0, result.output
+    assert yaml.safe_load(result.stdout).get("train", {}).get("patience") is None
