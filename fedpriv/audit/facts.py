@@ -16,6 +16,7 @@ from fedpriv.audit.results.audit import About, AuditedRun
 from fedpriv.audit.results.cost import Cost, ProbeResult
 from fedpriv.audit.results.epsilon import Epsilon, EpsilonBounds
 from fedpriv.audit.results.wire import SignalToNoise
+from fedpriv.data.sources import environment_folder
 from fedpriv.defenses.noise import SNR
 from fedpriv.evaluation.chance import at_chance
 from fedpriv.evaluation.chance import chance as constant_answer
@@ -42,6 +43,7 @@ def facts(record: RunRecord, summary: Mapping[str, Any]) -> AuditedRun:
         title=federation.method.title,
         paper=federation.method.paper,
         dataset=Path(config.data.name).name,
+        data_dir=None if (data := environment_folder(config.data)) is None else str(data),
         model=config.model.name,
         modalities=record.modalities,
         seed=config.seed,

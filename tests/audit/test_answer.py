@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ from fedpriv.audit.results.outcome import Interval, Sender, TargetKind
 from fedpriv.audit.results.texts import TextTargetResult
 from fedpriv.audit.results.wire import TensorInfo, Wire
 from fedpriv.audit.sentences import thoroughness, verdict
+from fedpriv.cli.frontier import frontier
+from fedpriv.config import parse_assignment
 from fedpriv.frontier.grid import Defence
 from fedpriv.frontier.search import BY_REPLAY
 from tests.audit import built
@@ -433,11 +436,11 @@ def defended(level: int, at_chance: bool = False) -> AuditedRun:
 
 
 def test_what_would_change_it() -> None:
-    leaks = with_answer(undefended(), SAMPLES)
+    leaks = with_answer(undefended(name="mp"), SAMPLES)
     sentence, command = changes(leaks, [])
     assert command == (
         "fedpriv frontier --config runs/mp/config.yaml --defenses 'mask:last=2 prune:fraction=0.01 gaussian:variance=1e-10..1e-4 "
-        "dp-sample:target_epsilon=8+mask:names=[\"statistic.*\"]' --target 'recovered<=0'"
+        "dp-sample:target_epsilon=8+mask:names=[\"statistic.*\"]' --target 'recovered<=0' --output frontier-mp"
     ), "the head stays with the clients, and no noise covers class centres"
     assert "defence that meets recovered<=0:" in sentence
     assert "membership_auc" in (changes(with_answer(undefended(), MEMBERS), [])[1] or "")
@@ -446,6 +449,19 @@ def test_what_would_change_it() -> None:
         "at an accuracy of 94.1 % in place of 96.4 %.",
         None,
     )
+
+
+def test_commands_name_a_folder_of_the_run_and_the_data() -> None:
+    """Else two runs' searches meet in one folder, and the data are looked for on the hub."""
+    leaks = with_answer(undefended(name="my run", data_dir="/my data"), SAMPLES)
+    command = changes(leaks, [])[1] or ""
+    given = frontier.make_context("frontier", shlex.split(command)[2:]).params
+    assert given["output"] == Path("frontier-my run")
+    assert [parse_assignment(text) for text in given["assignments"]] == [("data.dir", "/my data")]
+    trained = changes(with_answer(leaks, NOTHING), [])[1] or ""
+    assert shlex.split(trained)[1] == "train" and shlex.split(trained)[-2:] == ["--set", "data.dir=/my data"]
+    of_other = changes(replace(leaks, name="other"), [])[1] or ""
+    assert frontier.make_context("frontier", shlex.split(of_other)[2:]).params["output"] == Path("frontier-other")
 
 
 NO_STATISTICS = 'mask:names=["statistic.*"]'

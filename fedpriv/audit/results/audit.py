@@ -80,6 +80,7 @@ class AuditedRun:
     Attributes:
         source: where its messages come from: a run, one update, or a record of a federation elsewhere. What only a run has is
             empty for the others.
+        data_dir: the folder of its data, where the environment named it and the config does not.
         modalities: of its samples; empty: rows of a table.
         client_names, class_names: by number; empty where they are numbers.
         participants: clients in a round.
@@ -106,6 +107,7 @@ class AuditedRun:
     title: str
     paper: str = ""
     dataset: str
+    data_dir: str | None = None
     model: str
     modalities: tuple[Modality, ...]
     seed: int
