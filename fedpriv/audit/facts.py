@@ -51,6 +51,7 @@ def facts(record: RunRecord, summary: Mapping[str, Any]) -> AuditedRun:
         class_names=classes,
         clients=config.data.clients,
         participants=_a_round(record),
+        not_kept=_not_kept(record),
         rounds=summary["rounds"],
         defence=(*transforms, *summed, *private),
         summed=record.summed,
@@ -90,6 +91,13 @@ def _a_round(record: RunRecord) -> int:
     if config.train.selection not in ("all", "schedule"):
         return config.participants_of(len(agreement.trainable))
     return round(mean(len(participants(agreement, number)) for number in range(1, config.train.rounds + 1)))
+
+
+def _not_kept(record: RunRecord) -> tuple[str, ...]:
+    """The clients none of whose messages were kept; none with secure aggregation, where every client is behind the sums."""
+    kept = {client for _, client in record.messages()}
+    missing = () if record.summed else (client for client in range(record.config.data.clients) if client not in kept)
+    return tuple(sender.name or sender.named for sender in map(record.one_client, missing))
 
 
 def cost(record: RunRecord, summary: Mapping[str, Any]) -> Cost:

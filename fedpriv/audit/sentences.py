@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import mean, median
 from typing import TypeVar
 
-from fedpriv.attacks.core.status import ReasonKind
+from fedpriv.attacks.core.status import Reason, ReasonKind
 from fedpriv.attacks.inference.canaries import CanaryBound
 from fedpriv.attacks.scoring.scores import Rate
 from fedpriv.audit.formats import at_most, bound, listed, scored
@@ -79,8 +79,12 @@ _NOT_RUN: Mapping[ReasonKind, str] = {
     "does not apply": "as they do not apply to what was sent",
     "other inputs": "as they do not apply to what was sent",
     "not available": "as what they need was not sent or kept",
-    "not needed": "as others had recovered all",
+    "not needed": "as other attacks had recovered all",
 }
+
+
+_NAMED = 5
+"""Most clients that a sentence names."""
 
 
 def thoroughness(coverage: Coverage, budget: float | None) -> str:
@@ -90,11 +94,28 @@ def thoroughness(coverage: Coverage, budget: float | None) -> str:
         budget: of the audit, in seconds; ``None``: no limit.
     """
     every = len(coverage.run) + len(coverage.not_run)
-    limit = "without a limit of time" if budget is None else f"within the budget of {budget:g} s"
+    limit = "run without a limit of time" if budget is None else f"begun within the budget of {budget:g} s"
     fewer = f", {len(coverage.shortened)} of them on fewer messages or samples, as it was spent" if coverage.shortened else ""
-    left_out = Counter(_NOT_RUN.get(reason.kind, "as no control shows that they work") for reason in coverage.not_run.values())
+    left_out = Counter(
+        ", and on others ".join(dict.fromkeys(map(_why_not_run, (reason, *coverage.also.get(name, ())))))
+        for name, reason in coverage.not_run.items()
+    )
     others = "; ".join(f"{count} {why}" for why, count in left_out.most_common())
-    return f"{len(coverage.run)} of {every} attacks were run {limit}{fewer}." + (f" Not run: {others}." if others else "")
+    attacks = f"{len(coverage.run)} of {every} attacks were {limit}{fewer}." + (f" Not run: {others}." if others else "")
+    return f"{attacks}{_not_kept(coverage)}"
+
+
+def _why_not_run(reason: Reason) -> str:
+    return _NOT_RUN.get(reason.kind, "as no control shows that they work")
+
+
+def _not_kept(coverage: Coverage) -> str:
+    """The sentence on clients whose messages no attack saw; empty where there are none."""
+    if not (missing := coverage.not_kept):
+        return ""
+    who = _listed(missing) if len(missing) <= _NAMED else f"the other {len(missing)}"
+    were = "was" if len(missing) == 1 else "were"
+    return f" Messages of {coverage.clients - len(missing)} of {coverage.clients} clients were kept; {who} {were} not examined."
 
 
 # Images

@@ -594,13 +594,38 @@ def test_how_thorough_it_was() -> None:
     found = coverage(run)
     assert found.run == ("analytic", "dlg") and set(found.not_run) == {"idlg", "membership inference", "class centres"}
     assert thoroughness(found, 60.0) == (
-        "2 of 5 attacks were run within the budget of 60 s. Not run: 2 as the budget was spent; "
+        "2 of 5 attacks were begun within the budget of 60 s. Not run: 2 as the budget was spent; "
         "1 as what they need was not sent or kept."
     )
     assert thoroughness(Coverage(("a",), ("a",)), 60.0) == (
-        "1 of 1 attacks were run within the budget of 60 s, 1 of them on fewer messages or samples, as it was spent."
+        "1 of 1 attacks were begun within the budget of 60 s, 1 of them on fewer messages or samples, as it was spent."
     )
     assert thoroughness(Coverage(("a", "b")), None) == "2 of 2 attacks were run without a limit of time."
+
+
+def test_every_reason_of_an_attack_that_was_not_run_is_named() -> None:
+    many, needless = Reason("too many samples", "72 images behind one message"), Reason("not needed", "another recovered all")
+    messages = images(image("analytic", 8, 8), no_image("dlg", many), no_image("idlg", many))
+    singles = images(image("analytic", 8, 8), no_image("dlg", needless), no_image("idlg", CUT), kind="single image")
+    found = coverage(built.run(images=(messages, singles)))
+    assert found.not_run == {"dlg": many, "idlg": CUT} and found.also == {"dlg": (needless,), "idlg": (many,)}
+    samples = "as too many samples or steps are behind a message"
+    assert thoroughness(found, None) == (
+        f"1 of 3 attacks were run without a limit of time. Not run: 1 {samples}, and on others "
+        "as other attacks had recovered all; "
+        f"1 as the budget was spent, and on others {samples}."
+    )
+
+
+def test_a_client_without_kept_messages_is_named() -> None:
+    def line(clients: int, *names: str) -> str:
+        run = built.run(clients=clients, not_kept=names)
+        return thoroughness(coverage(run), None).removeprefix("0 of 0 attacks were run without a limit of time.")
+
+    assert line(4, "switzerland") == " Messages of 3 of 4 clients were kept; switzerland was not examined."
+    assert line(4, "a", "b") == " Messages of 2 of 4 clients were kept; a and b were not examined."
+    assert line(100, *map(str, range(97))) == " Messages of 3 of 100 clients were kept; the other 97 were not examined."
+    assert not line(4)
 
 
 def test_attacks_over_several_rounds_are_not_listed_as_untried() -> None:
