@@ -10,7 +10,7 @@ from typing import TypeVar
 from fedpriv.attacks.core.status import Reason, ReasonKind
 from fedpriv.attacks.inference.canaries import CanaryBound
 from fedpriv.attacks.scoring.scores import Rate
-from fedpriv.audit.formats import at_most, bound, listed, scored
+from fedpriv.audit.formats import at_most, bound, listed, percent, scored, span
 from fedpriv.audit.judge import attributes as judge_attributes
 from fedpriv.audit.judge import classes, members
 from fedpriv.audit.judge import images as judge_images
@@ -181,10 +181,10 @@ def _easiest(target: ImageTarget) -> str:
     rate, limit = best.rate, best.limit
     stopping = "for the number of images tried, which depends on the results"
     if rate.successes:
-        span = f"{_span(rate)}; the interval is {stopping}"
+        bounds = f"{_span(rate)}; the interval is {stopping}"
         if best.figures.public_successes is not None or target.baseline_successes.get(judge_images.FLAT, {}).get(limit):
-            span += _compared(best)
-        of = f"{rate.successes} of {rate.n} (MSE < {limit}; {span})"
+            bounds += _compared(best)
+        of = f"{rate.successes} of {rate.n} (MSE < {limit}; {bounds})"
         return f"From {case}, {best.outcome.attack} reconstructed {of}{_more(target)}."
     failures = [
         (outcome.attack, judge_images.recovered(figures).rate)
@@ -330,7 +330,7 @@ def rows(target: RowTarget, *alike: RowTarget) -> str:
         reveals = "they reveal" if alike or target.kind != "message" else "it reveals"
         return f"No attack on rows{whose} was mounted on {where}, so what {reveals} is not known ({_row_reasons(target)})."
     figures, guess = best.figures, judge_rows.guessed(target.baselines)
-    cells = f"{figures.cells.share:.0%} of the cells ({_span(figures.cells)}; guesses: {guess.cells.share:.0%})"
+    cells = f"{percent(figures.cells.share)} of the cells ({_span(figures.cells)}; guesses: {percent(guess.cells.share)})"
     whole = f"{figures.rows.successes} of {figures.rows.n} rows right in every cell ({_span(figures.rows)})"
     if judge_rows.recovered(best).successes < figures.rows.successes:
         whole += f", of which {judge_rows.recovered(best).successes} hardly by chance"
@@ -494,7 +494,7 @@ def _few_false_alarms(attacks: Sequence[MembershipOutcome]) -> str | None:
     if (few := members.few_false_alarms(attacks)) is None:
         return None
     rate, at = few.point.true_positives, f"at a false-positive rate of {100 * few.false_positive_rate:g}%"
-    return f"{_in_round(few.outcome, attacks)} finds {rate.share:.0%} of the members {at} ({_span(rate)})"
+    return f"{_in_round(few.outcome, attacks)} finds {percent(rate.share)} of the members {at} ({_span(rate)})"
 
 
 def _in_round(attack: MembershipOutcome, attacks: Sequence[MembershipOutcome]) -> str:
@@ -567,4 +567,4 @@ def contradiction(lower: CanaryBound, claim: float) -> str:
 
 
 def _span(rate: Rate) -> str:
-    return f"95 % interval {rate.low:.0%} to {rate.high:.0%}"
+    return f"95 % interval {span(rate.low, rate.high)}"

@@ -197,8 +197,8 @@ def test_a_sentence_word_for_word_is_a_sample() -> None:
     assert words(found("message")) == "Samples were recovered" and words(found("single text")) == "Single samples leak"
     assert answer(found("message")).sentence == (
         "span found from client 3's message of round 1, 4 training texts behind it: 50% of the tokens, with a precision of 100% "
-        "(random words: 10% of the tokens, with a precision of 10%); 1 of 4 sentences are right word for word (95 % interval 5% "
-        "to 70%)."
+        "(random words: 10% of the tokens, with a precision of 10%); 1 of 4 sentences are right word for word (95 % interval 4.6 "
+        "to 69.9 %)."
     )
 
 
