@@ -68,6 +68,8 @@ def _moments(column: Moments) -> str:
     if column.count <= 2:  # which their sum and the sum of their squares give away
         numbers = {formats.short(column.mean + sign * column.deviation) for sign in (-1, 1)}
         return f"{column.count} numbers, which are told with that: {', '.join(sorted(numbers))}"
+    if column.deviation == 0:
+        return f"{column.count:,} numbers, all are {column.mean:g}"
     return f"{column.count:,} numbers, mean {formats.short(column.mean)}, standard deviation {formats.short(column.deviation)}"
 
 

@@ -16,6 +16,7 @@ from fedpriv.audit.results.audit import About, AuditedRun
 from fedpriv.audit.results.cost import Cost, ProbeResult
 from fedpriv.audit.results.epsilon import Epsilon, EpsilonBounds
 from fedpriv.audit.results.wire import SignalToNoise
+from fedpriv.data.sources import environment_folder
 from fedpriv.defenses.noise import SNR
 from fedpriv.evaluation.chance import at_chance
 from fedpriv.evaluation.chance import chance as constant_answer
@@ -42,6 +43,7 @@ def facts(record: RunRecord, summary: Mapping[str, Any]) -> AuditedRun:
         title=federation.method.title,
         paper=federation.method.paper,
         dataset=Path(config.data.name).name,
+        data_dir=None if (data := environment_folder(config.data)) is None else str(data),
         model=config.model.name,
         modalities=record.modalities,
         seed=config.seed,
@@ -49,6 +51,7 @@ def facts(record: RunRecord, summary: Mapping[str, Any]) -> AuditedRun:
         class_names=classes,
         clients=config.data.clients,
         participants=_a_round(record),
+        not_kept=_not_kept(record),
         rounds=summary["rounds"],
         defence=(*transforms, *summed, *private),
         summed=record.summed,
@@ -88,6 +91,13 @@ def _a_round(record: RunRecord) -> int:
     if config.train.selection not in ("all", "schedule"):
         return config.participants_of(len(agreement.trainable))
     return round(mean(len(participants(agreement, number)) for number in range(1, config.train.rounds + 1)))
+
+
+def _not_kept(record: RunRecord) -> tuple[str, ...]:
+    """The clients none of whose messages were kept; none with secure aggregation, where every client is behind the sums."""
+    kept = {client for _, client in record.messages()}
+    missing = () if record.summed else (client for client in range(record.config.data.clients) if client not in kept)
+    return tuple(sender.name or sender.named for sender in map(record.one_client, missing))
 
 
 def cost(record: RunRecord, summary: Mapping[str, Any]) -> Cost:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import mean, median
 from typing import TypeVar
 
-from fedpriv.attacks.core.status import ReasonKind
+from fedpriv.attacks.core.status import Reason, ReasonKind
 from fedpriv.attacks.inference.canaries import CanaryBound
 from fedpriv.attacks.scoring.scores import Rate
-from fedpriv.audit.formats import at_most, bound, listed, scored
+from fedpriv.audit.formats import at_most, bound, listed, percent, scored, span
 from fedpriv.audit.judge import attributes as judge_attributes
 from fedpriv.audit.judge import classes, members
 from fedpriv.audit.judge import images as judge_images
@@ -79,8 +79,12 @@ _NOT_RUN: Mapping[ReasonKind, str] = {
     "does not apply": "as they do not apply to what was sent",
     "other inputs": "as they do not apply to what was sent",
     "not available": "as what they need was not sent or kept",
-    "not needed": "as others had recovered all",
+    "not needed": "as other attacks had recovered all",
 }
+
+
+_NAMED = 5
+"""Most clients that a sentence names."""
 
 
 def thoroughness(coverage: Coverage, budget: float | None) -> str:
@@ -90,11 +94,28 @@ def thoroughness(coverage: Coverage, budget: float | None) -> str:
         budget: of the audit, in seconds; ``None``: no limit.
     """
     every = len(coverage.run) + len(coverage.not_run)
-    limit = "without a limit of time" if budget is None else f"within the budget of {budget:g} s"
+    limit = "run without a limit of time" if budget is None else f"begun within the budget of {budget:g} s"
     fewer = f", {len(coverage.shortened)} of them on fewer messages or samples, as it was spent" if coverage.shortened else ""
-    left_out = Counter(_NOT_RUN.get(reason.kind, "as no control shows that they work") for reason in coverage.not_run.values())
+    left_out = Counter(
+        ", and on others ".join(dict.fromkeys(map(_why_not_run, (reason, *coverage.also.get(name, ())))))
+        for name, reason in coverage.not_run.items()
+    )
     others = "; ".join(f"{count} {why}" for why, count in left_out.most_common())
-    return f"{len(coverage.run)} of {every} attacks were run {limit}{fewer}." + (f" Not run: {others}." if others else "")
+    attacks = f"{len(coverage.run)} of {every} attacks were {limit}{fewer}." + (f" Not run: {others}." if others else "")
+    return f"{attacks}{_not_kept(coverage)}"
+
+
+def _why_not_run(reason: Reason) -> str:
+    return _NOT_RUN.get(reason.kind, "as no control shows that they work")
+
+
+def _not_kept(coverage: Coverage) -> str:
+    """The sentence on clients whose messages no attack saw; empty where there are none."""
+    if not (missing := coverage.not_kept):
+        return ""
+    who = _listed(missing) if len(missing) <= _NAMED else f"the other {len(missing)}"
+    were = "was" if len(missing) == 1 else "were"
+    return f" Messages of {coverage.clients - len(missing)} of {coverage.clients} clients were kept; {who} {were} not examined."
 
 
 # Images
@@ -160,10 +181,10 @@ def _easiest(target: ImageTarget) -> str:
     rate, limit = best.rate, best.limit
     stopping = "for the number of images tried, which depends on the results"
     if rate.successes:
-        span = f"{_span(rate)}; the interval is {stopping}"
+        bounds = f"{_span(rate)}; the interval is {stopping}"
         if best.figures.public_successes is not None or target.baseline_successes.get(judge_images.FLAT, {}).get(limit):
-            span += _compared(best)
-        of = f"{rate.successes} of {rate.n} (MSE < {limit}; {span})"
+            bounds += _compared(best)
+        of = f"{rate.successes} of {rate.n} (MSE < {limit}; {bounds})"
         return f"From {case}, {best.outcome.attack} reconstructed {of}{_more(target)}."
     failures = [
         (outcome.attack, judge_images.recovered(figures).rate)
@@ -309,7 +330,7 @@ def rows(target: RowTarget, *alike: RowTarget) -> str:
         reveals = "they reveal" if alike or target.kind != "message" else "it reveals"
         return f"No attack on rows{whose} was mounted on {where}, so what {reveals} is not known ({_row_reasons(target)})."
     figures, guess = best.figures, judge_rows.guessed(target.baselines)
-    cells = f"{figures.cells.share:.0%} of the cells ({_span(figures.cells)}; guesses: {guess.cells.share:.0%})"
+    cells = f"{percent(figures.cells.share)} of the cells ({_span(figures.cells)}; guesses: {percent(guess.cells.share)})"
     whole = f"{figures.rows.successes} of {figures.rows.n} rows right in every cell ({_span(figures.rows)})"
     if judge_rows.recovered(best).successes < figures.rows.successes:
         whole += f", of which {judge_rows.recovered(best).successes} hardly by chance"
@@ -473,7 +494,7 @@ def _few_false_alarms(attacks: Sequence[MembershipOutcome]) -> str | None:
     if (few := members.few_false_alarms(attacks)) is None:
         return None
     rate, at = few.point.true_positives, f"at a false-positive rate of {100 * few.false_positive_rate:g}%"
-    return f"{_in_round(few.outcome, attacks)} finds {rate.share:.0%} of the members {at} ({_span(rate)})"
+    return f"{_in_round(few.outcome, attacks)} finds {percent(rate.share)} of the members {at} ({_span(rate)})"
 
 
 def _in_round(attack: MembershipOutcome, attacks: Sequence[MembershipOutcome]) -> str:
@@ -546,4 +567,4 @@ def contradiction(lower: CanaryBound, claim: float) -> str:
 
 
 def _span(rate: Rate) -> str:
-    return f"95 % interval {rate.low:.0%} to {rate.high:.0%}"
+    return f"95 % interval {span(rate.low, rate.high)}"

@@ -135,9 +135,7 @@ def known_scaling(data: DataConfig, channels: int, named: bool) -> tuple[tuple[f
 
 def open_data(data: DataConfig) -> Opened:
     """As :func:`load_data`, but samples are read on access."""
-    source, folder = _find(data.name, data), data.dir
-    if folder is None and os.environ.get("FEDPRIV_DATA"):
-        folder = Path(os.environ["FEDPRIV_DATA"])
+    source, folder = _find(data.name, data), data.dir or _of_environment()
     if folder is not None and not folder.is_dir():
         raise UsageError(f"the data folder {folder} does not exist")
     opened = source.open(folder)
@@ -155,6 +153,20 @@ def open_data(data: DataConfig) -> Opened:
                 "they are in the server's test set, and in no client's"
             )
     return opened
+
+
+def _of_environment() -> Path | None:
+    named = os.environ.get("FEDPRIV_DATA")
+    return Path(named) if named else None
+
+
+def environment_folder(data: DataConfig) -> Path | None:
+    """The absolute data folder that the environment names for a data set; ``None``: none, or the data set is looked for elsewhere
+    (in the config's folder, at a path of its own, or in this package)."""
+    folder = _of_environment()
+    if folder is None or data.dir is not None or data.name not in sources() or data.name in _WITHOUT_FILES:
+        return None
+    return folder.absolute()
 
 
 def suggestions(name: str) -> Mapping[str, Any]:
@@ -317,6 +329,8 @@ def _usual_model(opened: Opened, shape: tuple[int, ...] | None) -> str:
     return "cnn10" if shape[1:] == (32, 32) else "resnet18"
 
 
+_WITHOUT_FILES = ("digits", "disaster_synthetic")
+"""Data sets that are read from no data folder."""
 # The normalisations of CIFAR are those of FedRep's code (Collins et al. 2021).
 _SOURCES: Mapping[str, Source] = {
     source.name: source

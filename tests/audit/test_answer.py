@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ from fedpriv.audit.results.outcome import Interval, Sender, TargetKind
 from fedpriv.audit.results.texts import TextTargetResult
 from fedpriv.audit.results.wire import TensorInfo, Wire
 from fedpriv.audit.sentences import thoroughness, verdict
+from fedpriv.cli.frontier import frontier
+from fedpriv.config import parse_assignment
 from fedpriv.frontier.grid import Defence
 from fedpriv.frontier.search import BY_REPLAY
 from tests.audit import built
@@ -194,8 +197,8 @@ def test_a_sentence_word_for_word_is_a_sample() -> None:
     assert words(found("message")) == "Samples were recovered" and words(found("single text")) == "Single samples leak"
     assert answer(found("message")).sentence == (
         "span found from client 3's message of round 1, 4 training texts behind it: 50% of the tokens, with a precision of 100% "
-        "(random words: 10% of the tokens, with a precision of 10%); 1 of 4 sentences are right word for word (95 % interval 5% "
-        "to 70%)."
+        "(random words: 10% of the tokens, with a precision of 10%); 1 of 4 sentences are right word for word (95 % interval 4.6 "
+        "to 69.9 %)."
     )
 
 
@@ -433,11 +436,11 @@ def defended(level: int, at_chance: bool = False) -> AuditedRun:
 
 
 def test_what_would_change_it() -> None:
-    leaks = with_answer(undefended(), SAMPLES)
+    leaks = with_answer(undefended(name="mp"), SAMPLES)
     sentence, command = changes(leaks, [])
     assert command == (
         "fedpriv frontier --config runs/mp/config.yaml --defenses 'mask:last=2 prune:fraction=0.01 gaussian:variance=1e-10..1e-4 "
-        "dp-sample:target_epsilon=8+mask:names=[\"statistic.*\"]' --target 'recovered<=0'"
+        "dp-sample:target_epsilon=8+mask:names=[\"statistic.*\"]' --target 'recovered<=0' --output frontier-mp"
     ), "the head stays with the clients, and no noise covers class centres"
     assert "defence that meets recovered<=0:" in sentence
     assert "membership_auc" in (changes(with_answer(undefended(), MEMBERS), [])[1] or "")
@@ -446,6 +449,19 @@ def test_what_would_change_it() -> None:
         "at an accuracy of 94.1 % in place of 96.4 %.",
         None,
     )
+
+
+def test_commands_name_a_folder_of_the_run_and_the_data() -> None:
+    """Else two runs' searches meet in one folder, and the data are looked for on the hub."""
+    leaks = with_answer(undefended(name="my run", data_dir="/my data"), SAMPLES)
+    command = changes(leaks, [])[1] or ""
+    given = frontier.make_context("frontier", shlex.split(command)[2:]).params
+    assert given["output"] == Path("frontier-my run")
+    assert [parse_assignment(text) for text in given["assignments"]] == [("data.dir", "/my data")]
+    trained = changes(with_answer(leaks, NOTHING), [])[1] or ""
+    assert shlex.split(trained)[1] == "train" and shlex.split(trained)[-2:] == ["--set", "data.dir=/my data"]
+    of_other = changes(replace(leaks, name="other"), [])[1] or ""
+    assert frontier.make_context("frontier", shlex.split(of_other)[2:]).params["output"] == Path("frontier-other")
 
 
 NO_STATISTICS = 'mask:names=["statistic.*"]'
@@ -578,13 +594,38 @@ def test_how_thorough_it_was() -> None:
     found = coverage(run)
     assert found.run == ("analytic", "dlg") and set(found.not_run) == {"idlg", "membership inference", "class centres"}
     assert thoroughness(found, 60.0) == (
-        "2 of 5 attacks were run within the budget of 60 s. Not run: 2 as the budget was spent; "
+        "2 of 5 attacks were begun within the budget of 60 s. Not run: 2 as the budget was spent; "
         "1 as what they need was not sent or kept."
     )
     assert thoroughness(Coverage(("a",), ("a",)), 60.0) == (
-        "1 of 1 attacks were run within the budget of 60 s, 1 of them on fewer messages or samples, as it was spent."
+        "1 of 1 attacks were begun within the budget of 60 s, 1 of them on fewer messages or samples, as it was spent."
     )
     assert thoroughness(Coverage(("a", "b")), None) == "2 of 2 attacks were run without a limit of time."
+
+
+def test_every_reason_of_an_attack_that_was_not_run_is_named() -> None:
+    many, needless = Reason("too many samples", "72 images behind one message"), Reason("not needed", "another recovered all")
+    messages = images(image("analytic", 8, 8), no_image("dlg", many), no_image("idlg", many))
+    singles = images(image("analytic", 8, 8), no_image("dlg", needless), no_image("idlg", CUT), kind="single image")
+    found = coverage(built.run(images=(messages, singles)))
+    assert found.not_run == {"dlg": many, "idlg": CUT} and found.also == {"dlg": (needless,), "idlg": (many,)}
+    samples = "as too many samples or steps are behind a message"
+    assert thoroughness(found, None) == (
+        f"1 of 3 attacks were run without a limit of time. Not run: 1 {samples}, and on others "
+        "as other attacks had recovered all; "
+        f"1 as the budget was spent, and on others {samples}."
+    )
+
+
+def test_a_client_without_kept_messages_is_named() -> None:
+    def line(clients: int, *names: str) -> str:
+        run = built.run(clients=clients, not_kept=names)
+        return thoroughness(coverage(run), None).removeprefix("0 of 0 attacks were run without a limit of time.")
+
+    assert line(4, "switzerland") == " Messages of 3 of 4 clients were kept; switzerland was not examined."
+    assert line(4, "a", "b") == " Messages of 2 of 4 clients were kept; a and b were not examined."
+    assert line(100, *map(str, range(97))) == " Messages of 3 of 100 clients were kept; the other 97 were not examined."
+    assert not line(4)
 
 
 def test_attacks_over_several_rounds_are_not_listed_as_untried() -> None:

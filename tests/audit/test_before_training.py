@@ -58,6 +58,17 @@ def test_the_page_has_a_section_of_them() -> None:
     assert "What is told before training" not in titles(replace(audit, runs=(replace(run, before=()),)))
 
 
+def test_numbers_without_a_deviation_are_told_as_they_are() -> None:
+    asked = text_message("inquiry", None, Inquiry(("cholesterol",)))
+    columns = (
+        NumberCells("cholesterol", np.zeros(239), np.zeros(1)),
+        NumberCells("cholesterol", np.full(239, 2023.5), np.zeros(1)),
+    )
+    for column, says in zip(columns, ("239 numbers, all are 0", "239 numbers, all are 2023.5"), strict=True):
+        rows = TrainingRows(np.arange(239), (column,), None, torch.zeros(239), 2)
+        assert told_before([asked, Respondent(1, rows).answer(asked)])[1].says == says
+
+
 def test_sums_of_one_or_two_numbers_tell_them() -> None:
     asked = text_message("inquiry", None, Inquiry(("age",)))
     for held, says in (([0], "1 numbers, which are told with that: 30"), ([0, 3], "2 numbers, which are told with that: 30, 50")):

@@ -208,7 +208,7 @@ def test_an_area_that_no_attack_could_have_shown_is_no_guarantee() -> None:
 
 def test_unattacked_round_leaves_membership_open() -> None:
     attacked = member(asked=30)
-    cut = run(membership=(attacked, no_member("every attack", "an upload is missing", round=1, uses=None, use=None)))
+    cut = run(membership=(attacked, no_member("every membership attack", "an upload is missing", round=1, uses=None, use=None)))
     assert "membership attack was mounted on messages of round 1" in met(cut, "membership_auc>0.6")
     assert not holds(cut, "membership_auc<=0.6")
     assert holds(run(membership=(attacked,)), "membership_auc<=0.6")

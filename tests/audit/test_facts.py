@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.audit.facts import at_chance, chance, cost_in_sentences, signal_to_noise
+from fedpriv.audit.facts import at_chance, chance, cost_in_sentences, facts, signal_to_noise
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results.audit import AuditedRun
 from fedpriv.audit.results.wire import SignalToNoise
 from tests.audit.sample_findings import findings, pictures
-from tests.simulation.small import play
+from tests.simulation.small import FEW_STEPS, play
 
 
 def test_chance_is_half_only_with_a_constant_answer_a_client(tmp_path: Path) -> None:
@@ -30,6 +30,16 @@ def test_chance_is_half_only_with_a_constant_answer_a_client(tmp_path: Path) -> 
 def torch_list(evidence: RunRecord) -> list[int]:
     data, clients = evidence.federation.data, evidence.config.data.clients
     return [i for client in range(clients) for i in data.indices("test", client).tolist()]
+
+
+def test_clients_without_kept_messages_are_facts_of_a_run(tmp_path: Path) -> None:
+    play(tmp_path / "run", "fedavg", **FEW_STEPS, **{"train.rounds": 1})
+    record = RunRecord(tmp_path / "run")
+    summary = record.folder.summary()
+    assert summary is not None
+    kept = {int(client) for client in record.store.clients(1)}
+    assert len(kept) == 3
+    assert facts(record, summary).not_kept == tuple(f"client {client}" for client in range(6) if client not in kept)
 
 
 def test_at_chance_is_within_the_interval() -> None:

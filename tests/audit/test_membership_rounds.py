@@ -82,14 +82,14 @@ def test_outcomes_are_in_order_of_rounds_with_extent(monkeypatch: pytest.MonkeyP
         monkeypatch, {1: made(1, {LOSS: AT_CHANCE}, {ROWS: "no layer", LIRA: "one class"}), 3: "none left", 5: later}
     )
     assert [(outcome.round, outcome.attack, outcome.status.word) for outcome in result.outcomes] == [
-        *((1, LOSS, "resisted"), (1, ROWS, "not run"), (1, LIRA, "not run"), (3, "every attack", "not run")),
+        *((1, LOSS, "resisted"), (1, ROWS, "not run"), (1, LIRA, "not run"), (3, "every membership attack", "not run")),
         *((5, LOSS, "resisted"), (5, LIRA, "found"), (5, FEDMIA, "resisted"), (5, ROWS, "not run")),
     ]
     by_name = {(outcome.round, outcome.attack): outcome for outcome in result.outcomes}
     assert [by_name[5, name].name for name in (LOSS, LIRA, FEDMIA)] == [
         "loss threshold", "LiRA (8 shadow models per client)", "FedMIA (2 to 3 rounds a client)",
     ]  # fmt: skip
-    refused = by_name[3, "every attack"]
+    refused = by_name[3, "every membership attack"]
     assert refused.uses is None and refused.status.reasons == (Reason("not available", "none left"),) and result.refused is None
     assert (by_name[1, LIRA].uses, by_name[1, LIRA].use, by_name[1, LIRA].points) == ("confidence", "LiRA", None)
     assert by_name[5, LOSS].knows == ("It knows much.",) and by_name[5, LOSS].senders == (Sender(0), Sender(3))
@@ -152,14 +152,14 @@ def row(round: int, attack: str, why: str | None = None) -> MembershipOutcome:
             {"LiRA": "b", "FedMIA, round 3": "c", "row distance, round 1": "a"},
         ),
         (
-            [row(1, LOSS), row(1, ROWS, "a"), row(2, "every attack", "x"), row(3, "every attack", "y")],
-            {"row distance": "a", "every attack, round 3": "y", "every attack, round 2": "x"},
+            [row(1, LOSS), row(1, ROWS, "a"), row(2, "every membership attack", "x"), row(3, "every membership attack", "y")],
+            {"row distance": "a", "every membership attack, round 3": "y", "every membership attack, round 2": "x"},
         ),
         (
-            [row(1, LOSS), row(1, ROWS, "a"), row(2, LOSS), row(2, LIRA, "b"), row(3, "every attack", "y")],
-            {"row distance, round 1": "a", "LiRA, round 2": "b", "every attack, round 3": "y"},
+            [row(1, LOSS), row(1, ROWS, "a"), row(2, LOSS), row(2, LIRA, "b"), row(3, "every membership attack", "y")],
+            {"row distance, round 1": "a", "LiRA, round 2": "b", "every membership attack, round 3": "y"},
         ),
-        ([row(1, "every attack", "x")], {}),
+        ([row(1, "every membership attack", "x")], {}),
     ],
 )  # fmt: skip
 def test_reasons_not_run_are_given_once_latest_round_first(outcomes: list[MembershipOutcome], reasons: dict[str, str]) -> None:

@@ -578,3 +578,11 @@ def test_commands_are_code_in_markdown() -> None:
     command = "fedpriv frontier --target 'recovered<=0'"
     assert f"**What to do.** Not measured.\n\n    {command}\n" in markdown_with(command)
     assert "Not measured.\n\n    echo `date`\n" in markdown_with("echo `date`")
+
+
+def test_a_card_says_that_the_finished_model_was_not_measured() -> None:
+    """Only messages are attacked, and one update makes no finished model."""
+    audit = findings()
+    line = "What others can learn from the finished model was not measured."
+    assert render_markdown(audit).count(line) == len(audit.runs)
+    assert line not in render_markdown(replace(audit, runs=(replace(audit.runs[0], source="update"),)))

@@ -74,7 +74,7 @@ def test_every_rate_of_the_easiest_case_has_its_interval() -> None:
     assert "for the number of images tried, which depends on the results" in text
     text = said_of(image("analytic", 6, 6), kind="single image")
     assert (
-        "analytic reconstructed 6 of 6 (MSE < 0.01; 95 % interval 61% to 100%; the interval is for the number of images tried"
+        "analytic reconstructed 6 of 6 (MSE < 0.01; 95 % interval 61.0 to 100.0 %; the interval is for the number of images tried"
         in text
     )
 
@@ -133,7 +133,7 @@ def test_of_several_rounds_the_surest_is_named_with_its_round() -> None:
     """A round with few samples may have the largest area by chance, and must not hide what is found in another."""
     early = member(0.7, 0.6, 0.8, round=1, few=point(28, 70, 1e-9))
     (text,) = on_members(member(0.9, 0.45, 0.99, asked=4), early)
-    assert text.startswith("The best of 2 membership attacks, LiRA, round 1, separates") and "LiRA, round 1 finds 40%" in text
+    assert text.startswith("The best of 2 membership attacks, LiRA, round 1, separates") and "LiRA, round 1 finds 40.0 %" in text
 
 
 def test_reconstructed_images_are_known_members() -> None:
@@ -167,7 +167,7 @@ def test_texts_that_were_read_word_for_word_are_known_members() -> None:
 def test_few_certain_members_are_reported_despite_chance_area() -> None:
     (text,) = on_members(member(0.52, 0.43, 0.6, few=point(12, 70, 1e-4)))
     assert text.startswith(
-        "At low false-positive rates, members are found: LiRA finds 17% of the members at a false-positive rate of 1%"
+        "At low false-positive rates, members are found: LiRA finds 17.1 % of the members at a false-positive rate of 1%"
     )
     (text,) = on_members(member(0.52, 0.43, 0.6, few=point(12, 70, 0.2)))
     assert "At low" not in text and "cannot be distinguished from guessing" in text
@@ -180,10 +180,12 @@ def test_an_attack_on_membership_that_was_not_tried_is_said() -> None:
 
 def test_reasons_of_single_rounds_name_their_round() -> None:
     """Of a round in which no attack counts there is one reason; where that is so of every round, it is said elsewhere."""
-    refused = no_member("every attack", "an upload is missing", round=1, uses=None, use=None)
+    refused = no_member("every membership attack", "an upload is missing", round=1, uses=None, use=None)
     rows, lira = (no_member("row distance", "no linear layer", round) for round in (2, 3)), no_member("LiRA", "few", 2)
     (text,) = on_members(refused, lira, *rows)
-    assert text.endswith(": row distance (no linear layer); LiRA, round 2 (few); every attack, round 1 (an upload is missing).")
+    assert text.endswith(
+        ": row distance (no linear layer); LiRA, round 2 (few); every membership attack, round 1 (an upload is missing)."
+    )
     assert on_members(refused) == []
 
 

@@ -65,7 +65,7 @@ def test_by_commands(fedpriv: Fedpriv) -> None:
     assert "fedavg over local" in shown and "fedavg against pooled" in shown and "points balanced accuracy" in shown
     extent = [word for name, value in EXTENT.items() for word in (f"--{name.replace('_', '-')}", value)]
     shown = printed(fedpriv("audit", "fedavg", *extent))
-    assert "closed-form recovered 100% of the cells" in shown and "72 of 72 rows right in every cell" in shown
+    assert "closed-form recovered 100.0 % of the cells" in shown and "72 of 72 rows right in every cell" in shown
     page = Path("fedavg/audit/audit.html").read_text(encoding="utf-8")
     assert "Single samples leak" in page and "A true row and its reconstruction" in page and "samples by class" in page
     noise = ("--defenses", "gaussian:variance=0.01", "--target", "recovered<=0", "--jobs", 1, *extent)

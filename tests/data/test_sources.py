@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 
 from fedpriv.config import DataConfig, load_config
 from fedpriv.data.dataset import Dataset
-from fedpriv.data.sources import load_data, load_dataset, load_labels
+from fedpriv.data.sources import environment_folder, load_data, load_dataset, load_labels
 from fedpriv.data.subsets import in_proportion
 from fedpriv.data.tables import decoding
 from fedpriv.errors import FedprivError, UnknownName, UsageError
@@ -578,3 +578,15 @@ def test_a_half_written_cache_is_not_left_behind(tmp_path: Path, monkeypatch: py
     with pytest.raises(KeyboardInterrupt):
         load_dataset("cifar10", tmp_path)
     assert not list((tmp_path / "cache" / "fedpriv").iterdir())
+
+
+def test_the_folder_that_the_environment_names_is_that_of_data_read_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FEDPRIV_DATA", raising=False)
+    assert environment_folder(DataConfig(name="cifar10")) is None
+    monkeypatch.setenv("FEDPRIV_DATA", str(tmp_path))
+    assert environment_folder(DataConfig(name="cifar10")) == tmp_path
+    assert environment_folder(DataConfig(name="cifar10", dir=tmp_path / "other")) is None
+    assert environment_folder(DataConfig(name="digits")) is None
+    assert environment_folder(DataConfig(name=str(tmp_path / "rows.csv"))) is None

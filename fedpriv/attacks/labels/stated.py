@@ -51,4 +51,4 @@ def read_label_set(observation: Observation) -> LabelSet:
         if dense in sent and len(sent[dense]) == observation.classes:
             rows = sent[dense].cpu().reshape(observation.classes, -1)
             return LabelSet((rows != 0).any(dim=1), rows[:, 0].long() if dense == COUNTS else None)
-    raise Inapplicable("neither the client's classes nor centres of all classes were sent")
+    raise Inapplicable("neither the client's classes nor centres of all classes were sent with the model")

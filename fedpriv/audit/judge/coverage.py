@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedpriv.attacks.core.status import Reason
+from fedpriv.attacks.core.status import Reason, ReasonKind
 from fedpriv.audit.judge.known import was_cut
 from fedpriv.audit.results.audit import AuditedRun, Coverage, Part
 from fedpriv.audit.results.images import ImageOutcome
@@ -36,19 +36,27 @@ _PARTS: dict[Part, str] = {
 
 def coverage(run: AuditedRun) -> Coverage:
     """Which attacks were run; one that was not run on a real message, but on another one, was run."""
-    tried, shortened, not_run = dict[str, None](), dict[str, None](), dict[str, Reason]()
+    tried, shortened, not_run = dict[str, None](), dict[str, None](), dict[str, dict[ReasonKind, Reason]]()
     for name, was_run, reasons in _attempts(run):
         if was_run:
             tried[name] = None
         for reason in reasons:
             if was_cut(reason):
                 shortened[name] = None
-        if not was_run and reasons and (name not in not_run or was_cut(reasons[0])):
-            not_run[name] = reasons[0]
+        if not was_run and reasons:
+            not_run.setdefault(name, {}).setdefault(reasons[0].kind, reasons[0])
+    left_out = {
+        name: sorted(reasons.values(), key=lambda reason: not was_cut(reason))
+        for name, reasons in not_run.items()
+        if name not in tried
+    }
     return Coverage(
         run=tuple(tried),
         shortened=tuple(name for name in shortened if name in tried),
-        not_run={name: reason for name, reason in not_run.items() if name not in tried},
+        not_run={name: reasons[0] for name, reasons in left_out.items()},
+        also={name: tuple(others) for name, (_, *others) in left_out.items() if others},
+        clients=run.clients,
+        not_kept=run.not_kept,
     )
 
 

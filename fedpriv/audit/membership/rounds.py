@@ -127,7 +127,8 @@ def _judged(
         for outcome in outcomes
     ]
     judged += [
-        MembershipOutcome(attack="every attack", status=Status.not_run(why), round=round) for round, why in refused.items()
+        MembershipOutcome(attack="every membership attack", status=Status.not_run(why), round=round)
+        for round, why in refused.items()
     ]
     return tuple(sorted(judged, key=lambda outcome: outcome.round))
 

@@ -75,11 +75,16 @@ def _by(command: str | None) -> str:
 
 def _with_epsilon(run: AuditedRun) -> str:
     without = f" --defense {shlex.quote(_NO_STATISTICS)}" if {statistic.what for statistic in run.statistics} - OF_MODEL else ""
-    return f"fedpriv train --config {_config(run)} --dp sample --target-epsilon {_EPSILON} --executor auto{without}"
+    return f"fedpriv train --config {_config(run)} --dp sample --target-epsilon {_EPSILON} --executor auto{without}{_data(run)}"
 
 
 def _config(run: AuditedRun) -> str:
     return shlex.quote(f"{run.run_dir}/config.yaml")
+
+
+def _data(run: AuditedRun) -> str:
+    """The folder of the data, which the config does not name."""
+    return "" if run.data_dir is None else f" --set {shlex.quote(f'data.dir={run.data_dir}')}"
 
 
 def _may_be_private(run: AuditedRun) -> bool:
@@ -132,7 +137,9 @@ def _command(run: AuditedRun, target: Condition) -> str:
     if run.epsilon is None and _may_be_private(run):
         defences.append(f"dp-sample:target_epsilon={_EPSILON}" + (f"+{_NO_STATISTICS}" if removable else ""))
     listed = " ".join(["+".join(without), *defences] if without else defences)
-    return f"fedpriv frontier --config {_config(run)} --defenses '{listed}' --target '{target}'"
+    # A folder of its own, as another run's search must not continue in it.
+    output = shlex.quote(f"frontier-{run.name}")
+    return f"fedpriv frontier --config {_config(run)} --defenses '{listed}' --target '{target}' --output {output}{_data(run)}"
 
 
 def _masks(run: AuditedRun) -> list[str]:

@@ -113,7 +113,8 @@ def _card(audit: Audit, number: int, run: AuditedRun) -> Section:
         drawings.append(Picture(answer.picture, "The pictures behind this answer", alt))
     elif answer.roc and (chart := charts.roc(run.membership)):
         drawings.append(Figure(chart, words.ROC_OF_ANSWER))
-    facts = [("Guarantee", guarantee), *_about(run.about, title(audit))]
+    others = [] if run.source == "update" else [("Finished model", words.FINISHED_MODEL)]
+    facts = [("Guarantee", guarantee), *others, *_about(run.about, title(audit))]
     if answer.coverage is not None:
         facts.insert(0, ("How thorough", thoroughness(answer.coverage, audit.options.get("budget"))))
     blocks = (

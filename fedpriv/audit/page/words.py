@@ -63,6 +63,7 @@ NO_GUARANTEE = {
     "record": "not known: no client states an epsilon",
 }
 """By the source of the messages, the guarantee where no epsilon is known."""
+FINISHED_MODEL = "What others can learn from the finished model was not measured."
 CONTRADICTION = (
     "The lower bound exceeds the upper one. Either the accounting or the measurement is wrong, or they are not comparable; do "
     "not rely on either until this is explained."

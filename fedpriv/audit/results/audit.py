@@ -33,12 +33,16 @@ class Coverage:
     Attributes:
         run: attacks that were run on some message.
         shortened: those of them that the audit's budget kept from further messages or samples.
-        not_run: why the others were not run.
+        not_run: why the others were not run; ``also``: further kinds of reasons, on other messages, for those that have some.
+        clients: of the run; ``not_kept``: those none of whose messages were kept, so that no attack saw them.
     """
 
     run: tuple[str, ...] = ()
     shortened: tuple[str, ...] = ()
     not_run: Mapping[str, Reason] = field(default_factory=dict)
+    also: Mapping[str, tuple[Reason, ...]] = field(default_factory=dict)
+    clients: int = 1
+    not_kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,9 +84,11 @@ class AuditedRun:
     Attributes:
         source: where its messages come from: a run, one update, or a record of a federation elsewhere. What only a run has is
             empty for the others.
+        data_dir: the folder of its data, where the environment named it and the config does not.
         modalities: of its samples; empty: rows of a table.
         client_names, class_names: by number; empty where they are numbers.
         participants: clients in a round.
+        not_kept: names of the clients none of whose messages were kept.
         defence: transforms, secure aggregation and differential privacy, as they are named.
         server_knows, outsider_knows, conditions: in sentences; ``batch_norm``: whether the net normalises by the batch.
         no_dp: whether sample-level differential privacy is refused for its method, its training, or columns without bounds.
@@ -106,6 +112,7 @@ class AuditedRun:
     title: str
     paper: str = ""
     dataset: str
+    data_dir: str | None = None
     model: str
     modalities: tuple[Modality, ...]
     seed: int
@@ -113,6 +120,7 @@ class AuditedRun:
     class_names: tuple[str, ...] = ()
     clients: int = 1
     participants: int = 1
+    not_kept: tuple[str, ...] = ()
     rounds: int = 1
     defence: tuple[str, ...] = ()
     summed: bool = False
