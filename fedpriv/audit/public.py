@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
@@ -12,19 +14,23 @@ from typing import Any
 import torch
 
 from fedpriv.audit import report
+from fedpriv.audit.answer import NOT_KNOWN
 from fedpriv.audit.conditions import conditions, first_met
+from fedpriv.audit.finished import UNFINISHED
 from fedpriv.audit.foreign.nets import GivenNet
 from fedpriv.audit.page.render import render_html, render_markdown
-from fedpriv.audit.results.audit import AuditedRun
-from fedpriv.audit.results.stored import to_json
+from fedpriv.audit.results.audit import Answer, AuditedRun
+from fedpriv.audit.results.stored import read_audit, to_json
 from fedpriv.audit.run_audit import Audited, AuditOptions
-from fedpriv.files import check_place
+from fedpriv.files import Damaged, check_place
 from fedpriv.recorder.reader import is_record
 from fedpriv.seeding import default_torch
 from fedpriv.tracking import ForeignStore, TrackingError, find_run, sync
 from fedpriv.untrusted.names import printable
 from fedpriv.untrusted.notes import note
 
+LATER = "later"
+"""Folder, in a run's folder ``audit``, of a newer report whose answer is weaker than that of the one which stands there."""
 HEIGHT = 720
 """Height in pixels of the page in a notebook."""
 
@@ -116,6 +122,8 @@ def audit(
 ) -> Report:
     """Audit what finished runs leak, as ``fedpriv audit`` does, and write the report into each run's folder.
 
+    A report there whose answer is worse stands; the new one is then written into ``audit/later``, unless ``output`` is given.
+
     Args:
         runs: one or several runs, which are compared: run objects, run folders, run ids, or unique beginnings of a folder's name
             in ``runs_dir``; or folders of records (:func:`fedpriv.recording`).
@@ -143,7 +151,7 @@ def audit(
     defaults = asdict(AuditOptions())
     others = [f"{name}={value!r}" for name, value in asdict(options).items() if value != defaults[name]]
     command = f"fedpriv.audit({', '.join([str([folder.name for folder in folders]), *others])})"
-    written = audit_folders(folders, options, command, workers, places, say or (lambda text: None), model)
+    written, _ = audit_folders(folders, options, command, workers, places, say or (lambda text: None), note, model)
     for folder in (folder for folder in folders if not is_record(folder)):
         try:
             sync(folder, None)
@@ -159,13 +167,18 @@ def audit_folders(
     workers: int,
     places: Sequence[Path],
     say: Callable[[str], object],
+    tell: Callable[[str], object],
     model: GivenNet = None,
-) -> Report:
+) -> tuple[Report, Sequence[Path]]:
     """Audit runs, and write the report into some places and the folder ``audit`` of each run; errors as for :func:`audit`.
 
     Args:
         command: for the report.
+        tell: called with a line where the report in a run's folder stands.
         model: see :func:`audit`.
+
+    Returns:
+        the report, and the folders that it was written into.
     """
     for place in places:
         check_place(place, "--output names another folder")
@@ -174,6 +187,39 @@ def audit_folders(
     with default_torch():
         torch.set_num_threads(1)
         result = Report(report.audit(folders, options, command, workers, say, model))
-    for place in (*places, *(folder / "audit" for folder in folders)):
+    written = list(places)
+    for place in places:
         result.write(place)
-    return result
+    for folder, run in zip(folders, result.runs, strict=True):
+        own = folder / "audit"
+        if (stands := _standing(folder, run)) is None:
+            result.write(own)
+            shutil.rmtree(own / LATER, ignore_errors=True)
+            written.append(own)
+            continue
+        beside = places[0] if places else own / LATER
+        if not places:
+            result.write(beside)
+            written.append(beside)
+        shutil.rmtree(own / UNFINISHED, ignore_errors=True)
+        tell(
+            f"{run.name}: the report in {own} stands, as its answer, “{stands.words}”, says more than the new one, "
+            f"“{run.concluded.words}” (in {beside}); to replace it, delete {own} and audit again"
+        )
+    return result, written
+
+
+def _standing(folder: Path, run: AuditedRun) -> Answer | None:
+    """The answer of the report in a run's folder, where it is worse than the new one; ``None``: the new one replaces it.
+
+    Every answer says more than that leakage is not known.
+    """
+    stored = None
+    with suppress(OSError, Damaged):
+        stored = read_audit(folder)
+    answers = [] if stored is None else [other.concluded for other in stored.runs if other.run_id == run.run_id]
+    return next((answer for answer in answers if _rank(answer) < _rank(run.concluded)), None)
+
+
+def _rank(answer: Answer) -> tuple[bool, int]:
+    return answer.level == NOT_KNOWN, answer.level

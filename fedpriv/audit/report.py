@@ -79,7 +79,7 @@ def audit(
         finished[run_dir] if run_dir in finished else audit_recorded(run_dir, model, options, _named(run_dir, say))
         for run_dir in run_dirs
     ]
-    runs = _compared([run for run, _ in parts])
+    runs = _compared([run for run, _ in parts], model)
     audit = Audit(
         created=created,
         seconds=round(time.monotonic() - began, 1),
@@ -198,13 +198,13 @@ def _relay(progress: Queue[str | None], say: Say) -> None:
         say(text)
 
 
-def _compared(runs: Sequence[AuditedRun]) -> tuple[AuditedRun, ...]:
+def _compared(runs: Sequence[AuditedRun], model: GivenNet = None) -> tuple[AuditedRun, ...]:
     """The runs with the cost of their defences, and with what would change their answers, by comparison with the others."""
     configs, compared = [None if run.source == "update" else _without_defence(run) for run in runs], []
     for run, config in zip(runs, configs, strict=True):
         others = [] if config is None else zip(runs, configs, strict=True)
         alike = [other for other, its in others if other is not run and its == config]
-        sentence, command = changes(run, alike)
+        sentence, command = changes(run, alike, model)
         answer = replace(run.concluded, change=sentence, command=command)
         compared.append(replace(run, cost=_cost_beside(run, alike), answer=answer))
     return tuple(compared)

@@ -97,7 +97,8 @@ def audit(
 
     Attacks the messages that clients really sent (`fedpriv train --keep-payloads` selects which ones a run keeps). Writes one
     report as HTML, Markdown and JSON: the contents of uploads, reconstructions, label and membership inference, the cost of
-    defences, and the conclusions. MLflow gets a copy with each run.
+    defences, and the conclusions. MLflow gets a copy with each run. A report in a run's folder whose answer is worse stands; the
+    new one is then written beside it.
 
     \b
     Example: fedpriv audit runs/20260131-120000-mpfedcon-digits-s0-1a2b
@@ -122,8 +123,12 @@ def audit(
     root = click.get_current_context().find_root()
     asked = hide_secrets(f"{root.info_name} {shlex.join(root.meta['fedpriv.given'])}")  # as it was typed
     places = [output] if output else []
-    report = audit_folders(folders, chosen, asked, processes, places, lambda text: out.print(text, soft_wrap=True), model)
-    page = (output or folders[0] / "audit") / "audit.html"
+
+    def say(text: str) -> None:
+        out.print(text, soft_wrap=True)
+
+    report, written = audit_folders(folders, chosen, asked, processes, places, say, say, model)
+    page = written[0] / "audit.html"
     for folder in (folder for folder in folders if not is_record(folder)):
         send(folder, tracking_uri, "the report", out)
     for run in report.runs:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.scoring.scores import wilson
@@ -555,9 +556,15 @@ def test_the_command_that_is_suggested_can_be_pasted() -> None:
 def test_a_model_at_chance_or_an_unknown_leakage_is_no_remedy() -> None:
     leaks = with_answer(undefended(), SAMPLES)
     assert "no better than guessing" in changes(leaks, [defended(NOTHING, at_chance=True)])[0]
-    for level in (SAMPLES, NOT_KNOWN):
-        sentence, command = changes(leaks, [defended(level)])
-        assert sentence.startswith("Treat its messages as unsafe. None of the other defences that were audited here (1)")
+    nothing, open_one = "None of the other defences that were audited here (1) changes that.", "(mp-dp) it is not known."
+    defence = "Of mask(last=1), gaussian(variance=0.001), client-level DP "
+    for others, tried in (
+        ([SAMPLES], nothing),
+        ([NOT_KNOWN], defence + open_one),
+        ([NOT_KNOWN, SAMPLES], f"{nothing} {defence}{open_one}"),
+    ):
+        sentence, command = changes(leaks, list(map(defended, others)))
+        assert sentence.startswith(f"Treat its messages as unsafe. {tried} This command searches")
         assert command
 
 
@@ -581,6 +588,13 @@ def test_an_audit_that_its_budget_cut_is_run_to_the_end() -> None:
     run = undefended(run_dir="my runs/a", answer=Answer(WORDS[NOT_KNOWN], NOT_KNOWN, "", coverage=cut))
     sentence, command = changes(run, [])
     assert "The budget left attacks out" in sentence and command == "fedpriv audit 'my runs/a'"
+    assert changes(run, [], "nets:Net") == (sentence, command), "a run names its net"
+    record = replace(run, source="record")
+    assert changes(record, []) == (sentence, command)
+    assert changes(record, [], "nets:Net") == (sentence, f"{command} --model nets:Net")
+    assert changes(record, [], Path("my runs/a/net.pt2")) == (sentence, f"{command} --model 'my runs/a/net.pt2'")
+    sentence, command = changes(record, [], nn.Linear(1, 1))
+    assert "fedpriv.audit with the same net (model=) and no budget" in sentence and command is None
 
 
 def test_how_thorough_it_was() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 
 from fedpriv.attacks.core.status import Reason
 from fedpriv.audit.answer import CLASSES, CONTRADICTED, MEMBERS, NOT_KNOWN, NOTHING, SINGLES, WORDS_OF_TEXTS
 from fedpriv.audit.conditions import Condition, conditions
+from fedpriv.audit.foreign.nets import GivenNet
 from fedpriv.audit.formats import percent, ranked
 from fedpriv.audit.judge import members
 from fedpriv.audit.judge.images import gives_away
@@ -23,11 +25,12 @@ _REMOVABLE = {"centers", "counts"}
 """Statistics that a method can do without; others, such as control variates, it needs."""
 
 
-def changes(run: AuditedRun, alike: Sequence[AuditedRun]) -> tuple[str, str | None]:
+def changes(run: AuditedRun, alike: Sequence[AuditedRun], model: GivenNet = None) -> tuple[str, str | None]:
     """What to do about a run's answer: a sentence, and a command that searches for a defence where none was measured.
 
     Args:
         alike: audited runs that differ from it in the defence alone.
+        model: the net that the user gave for records; see :func:`fedpriv.audit`.
     """
     level = run.concluded.level
     if level == CONTRADICTED:
@@ -39,11 +42,14 @@ def changes(run: AuditedRun, alike: Sequence[AuditedRun]) -> tuple[str, str | No
         return (first, None) if run.epsilon is not None else (f"{first} {bounded}{_by(trained)}", trained)
     if level == NOT_KNOWN:
         first = "Treat its messages as unsafe."
-        if run.source == "run" and any(map(was_cut, _why_not(run))):
-            return (
-                f"{first} The budget left attacks out; this command runs them, too:",
-                f"fedpriv audit {shlex.quote(run.run_dir)}",
-            )
+        if run.source != "update" and any(map(was_cut, _why_not(run))):
+            first += " The budget left attacks out;"
+            if run.source == "run" or model is None:
+                return f"{first} this command runs them, too:", f"fedpriv audit {shlex.quote(run.run_dir)}"
+            if isinstance(model, str | os.PathLike):
+                net = shlex.quote(os.fspath(model))
+                return f"{first} this command runs them, too:", f"fedpriv audit {shlex.quote(run.run_dir)} --model {net}"
+            return f"{first} fedpriv.audit with the same net (model=) and no budget runs them, too.", None
         first += " Why attacks could not be mounted is said below."
         return (first, None) if run.epsilon is not None else (f"{first} {bounded}{_by(trained)}", trained)
     if run.source == "update":
@@ -57,7 +63,10 @@ def changes(run: AuditedRun, alike: Sequence[AuditedRun]) -> tuple[str, str | No
     if run.source == "record":
         return "Treat its messages as unsafe. Record the federation with a defence, and audit both together.", None
     tried = "Treat its messages as unsafe."
-    tried += f" None of the other defences that were audited here ({len(alike)}) changes that." if alike else ""
+    unknown = [other for other in alike if other.concluded.level == NOT_KNOWN]
+    known = len(alike) - len(unknown)
+    tried += f" None of the other defences that were audited here ({known}) changes that." if known else ""
+    tried += f" Of {', '.join(map(_with_defence, unknown))} it is not known." if unknown else ""
     if (target := _target(run)) is None:
         return f"{tried} No target of fedpriv frontier measures this.", None
     return f"{tried} This command searches for the most accurate defence that meets {target}:", _command(run, target)
@@ -152,7 +161,11 @@ def _masks(run: AuditedRun) -> list[str]:
 
 
 def _defended(run: AuditedRun) -> str:
-    return f"Measured with {', '.join(run.defence) or 'no defence'} ({run.name})"
+    return f"Measured with {_with_defence(run)}"
+
+
+def _with_defence(run: AuditedRun) -> str:
+    return f"{', '.join(run.defence) or 'no defence'} ({run.name})"
 
 
 def _cost(run: AuditedRun, other: AuditedRun) -> str:
