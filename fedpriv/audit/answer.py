@@ -153,7 +153,7 @@ def _nothing(run: AuditedRun) -> Answer:
     members_too = "membership and attribute inference" if run.attributes else "membership inference"
     tried = f"{what} and {members_too}: no attack succeeded, and each conclusive one passed its positive control."
     without_control = classes.could_find_classes(run.shadow_labels) or classes.lacking(run.labels)
-    if without_control:
+    if without_control and not classes.nothing_to_infer(run.labels, run.shadow_labels):
         tried += " Inference of classes did not succeed either; it has no control."
     return _finding(NOTHING, tried)
 

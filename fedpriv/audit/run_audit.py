@@ -286,7 +286,6 @@ def _shadow_labels(record: Record, options: AuditOptions, not_run: dict[Part, Re
         return None
     progress(f"labels: {options.label_shadows} shadow clients")
     try:
-        progress.in_time()
         return shadow_labels(record, record.rounds()[0], options.label_shadows, options.seed, progress.in_time)
     except BudgetSpent as cut:
         not_run["shadow clients"] = cut.reason
@@ -303,7 +302,7 @@ def _by_simulation(run: AuditedRun, record: RunRecord, options: AuditOptions, pr
     colours = _mean_colours(run, record, not_run)
     if "text" in record.modalities and "centers" in sent:
         not_run["class centres"] = CENTERS_OF_TEXTS
-    centers = _centers(record, not_run, pictures, progress)
+    centers = _centers(record, not_run, pictures, progress) if "centers" in sent else []
     members = in_rounds(record, _earlier(record, options), options.membership_shadows, options.seed, progress)
     run = _with_attributes(run, record, options, not_run, progress)
     progress.end_step()

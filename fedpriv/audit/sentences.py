@@ -394,6 +394,8 @@ def labels(results: Sequence[LabelResult]) -> list[str]:
     """The sentences on the classes of clients, and on the counts of their samples; none without messages."""
     if not results:
         return []
+    if (nothing := classes.nothing_to_infer(results)) is not None:
+        return [f"{nothing.capitalize()}.", *_counts(results)]
     if all(result.rule is None for result in results):
         return [f"No rule for classes applies to these {len(results)} messages."]
     ways = "; ".join(sorted({result.rule or "no rule applies" for result in results}))

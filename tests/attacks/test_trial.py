@@ -80,10 +80,16 @@ def spent_by_controls() -> Reason | None:
     return Reason("budget spent", "cut") if "controls" in EVENTS else None
 
 
+SPENT = Trial(cut=lambda: Reason("budget spent", "cut"))
+
+
 @pytest.mark.parametrize(
     ("task", "trial", "refuses", "events", "kind"),
     [
-        (Parts(), Trial(cut=lambda: Reason("budget spent", "cut")), (), [], "budget spent"),
+        (Parts(), SPENT, (), ["read", "check"], "budget spent"),
+        (Parts(unreadable=True), SPENT, (), [], "not available"),
+        (Parts(each=2), SPENT, (), ["read"], "too many samples"),
+        (Parts(loss="margins"), SPENT, (), ["read", "check"], "does not apply"),
         (Parts(), Trial(cut=spent_by_controls), (), ["read", "check", "controls"], "budget spent"),
         (Parts(unreadable=True), Trial(), (), [], "not available"),
         (Parts(each=2), Trial(), (), ["read"], "too many samples"),

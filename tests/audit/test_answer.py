@@ -17,6 +17,7 @@ from fedpriv.audit.answer import CONTRADICTED, MEMBERS, NOT_KNOWN, NOTHING, SAMP
 from fedpriv.audit.conditions import conditions
 from fedpriv.audit.judge.coverage import coverage
 from fedpriv.audit.page.change import changes
+from fedpriv.audit.page.sections import _labels_found
 from fedpriv.audit.results.audit import Answer, AuditedRun, Coverage
 from fedpriv.audit.results.images import ImageOutcome, ImageTarget
 from fedpriv.audit.results.labels import ShadowLabels
@@ -280,6 +281,26 @@ def by_rule(*exact: bool, guess: float, stated: bool = False) -> AuditedRun:
         labels(hit, client, true=(1,), inferred=(1,) if hit else (), classes=2, guess=guess) for client, hit in enumerate(exact)
     )
     return harmless(labels=tuple(replace(item, stated=stated) for item in result))
+
+
+@pytest.mark.parametrize(("client", "whose"), [(0, "client"), (None, "sum")])
+def test_where_every_client_holds_all_classes_there_is_nothing_to_infer(client: int | None, whose: str) -> None:
+    """To name all classes is right for every message, and tells nothing."""
+    every = tuple(range(10))
+    exact = tuple(
+        replace(labels(true=every, inferred=every, stated=True), sender=replace(Sender(0), client=client)) for _ in range(9)
+    )
+    shadow = shadows(lacking=0, exact=0, guess=0.0, p=1.0)
+    said = f"every {whose} holds all classes: nothing to infer"
+    for found in (None, shadow):
+        run = harmless(labels=exact, labels_over_rounds=exact, shadow_labels=found)
+        assert words(run) == "Nothing was found" and "classes" not in answer(run).sentence
+        assert _labels_found(run) == said and not conditions("labels>0")[0].holds(run)
+        sentences = verdict(run)
+        assert f"{said.capitalize()}." in sentences and not any("found exactly" in sentence for sentence in sentences)
+    one_lacks = harmless(labels=(*exact, labels(True, 9)), labels_over_rounds=(), shadow_labels=None)
+    assert "messages" in str(_labels_found(one_lacks))
+    assert _labels_found(harmless(labels=(), shadow_labels=None)) is None
 
 
 def test_classes_that_guessing_would_find_are_no_finding() -> None:

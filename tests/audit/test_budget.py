@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,8 +18,13 @@ from fedpriv.audit.images.target import Target
 from fedpriv.audit.membership.label_leaks import shadow_labels
 from fedpriv.audit.membership.rounds import in_rounds
 from fedpriv.audit.progress import BudgetSpent, Progress
+from fedpriv.audit.record.base import Record
 from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.results.audit import Part
+from fedpriv.audit.run_audit import AuditOptions, _finished_of_clients, _shadow_labels
 from fedpriv.client.client import Client
+from fedpriv.errors import FedprivError
+from tests.audit import built
 from tests.audit.built import CUT
 from tests.recorder.loop import recorded
 from tests.simulation.small import FEW_STEPS, play
@@ -110,3 +116,28 @@ def test_no_shadow_model_of_a_record_begins_after_it(tmp_path: Path, monkeypatch
     results = in_recorded_rounds(record, [], 8, 0, FewBegin(2))
     assert len(trained) == 3  # with the server's own update
     assert results.refused is not None and results.refused.kind == "budget spent"
+
+
+def test_what_does_not_apply_is_not_said_to_be_cut(kept: RunRecord) -> None:
+    """FedAvg sends no class centres, a sum is of no single client, and pairs may lack images."""
+    spent = FewBegin(-1)
+    bare = built.run(statistics=(), labels=(), label_rules=())
+    clients = _finished_of_clients(bare, kept, AuditOptions(messages=1, budget=60.0), spent).run
+    assert "class centres" not in clients.not_run
+    assert {part: reason.kind for part, reason in clients.not_run.items()} == {
+        "shadow clients": "budget spent", "membership": "budget spent"
+    }  # fmt: skip
+
+    not_run = dict[Part, Reason]()
+    summed = cast("Record", SimpleNamespace(summed=True, numbers=False, rounds=lambda: [1]))
+    assert _shadow_labels(summed, AuditOptions(), not_run, spent) is None
+    assert not_run["shadow clients"].kind == "not available" and "a sum" in not_run["shadow clients"].text
+
+    def none(round: int) -> list[int]:
+        raise FedprivError("every client lacks the texts")
+
+    lacking = cast("RunRecord", SimpleNamespace(store=SimpleNamespace(rounds=lambda: [1]), whole_clients=none))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedpriv.audit.membership.rounds._corrected", lambda *asked: [])
+        results = in_rounds(lacking, [], 4, 0, spent)
+    assert results.refused == Reason("not available", "every client lacks the texts")

@@ -195,8 +195,6 @@ class Task(Generic[AttackT, Result, AttemptT]):
         Raises:
             NotTried: the attack is not to be run on them.
         """
-        if (over := trial.cut()) is not None:
-            raise NotTried(over)
         parts = iter(self.messages(attacker))
         first = next(parts)
         if trial.in_reach and (reason := self._reach(attacker, first)):
@@ -206,6 +204,8 @@ class Task(Generic[AttackT, Result, AttemptT]):
                 attacker.attack.check(first[0])
             except Inapplicable as error:
                 raise NotTried(Reason("does not apply", str(error))) from None
+        if (over := trial.cut()) is not None:  # asked last: what does not apply is not cut
+            raise NotTried(over)
         return first, chain([first], parts)
 
     def mount(self, attacker: Attacker[AttackT], trial: Trial) -> Mounted[Result]:

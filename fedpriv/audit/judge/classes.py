@@ -28,6 +28,20 @@ def lacking(labels: Sequence[LabelResult]) -> list[LabelResult]:
     return [result for result in by_rule(labels) if result.lacks_a_class]
 
 
+def nothing_to_infer(labels: Sequence[LabelResult], shadow: ShadowLabels | None = None) -> str | None:
+    """Why there is nothing to infer: all classes are behind every attacked message, so that to name all is always right.
+
+    Returns:
+        ``None``: some class is missing behind a message, or no message was attacked.
+    """
+    if any(result.lacks_a_class for result in labels) or (shadow is not None and shadow.report.lacking):
+        return None
+    if not labels and shadow is None:
+        return None
+    whose = "sum" if any(result.sender.client is None for result in labels) else "client"
+    return f"every {whose} holds all classes: nothing to infer"
+
+
 def rule_finds_classes(labels: Sequence[LabelResult]) -> bool:
     """Whether the sets of classes of clients that lack one were found exactly: mostly, and for more clients than by guessing.
 

@@ -53,8 +53,8 @@ def in_rounds(record: RunRecord, earlier: Sequence[int], shadows: int, seed: int
     for round in [last, *(number for number in earlier if number != last)] if shadows else []:
         updates = shadows if round == last else min(EARLIER, shadows)
         try:
-            progress.in_time()
             clients = record.whole_clients(round)
+            progress.in_time()
             progress(f"membership: {updates} shadow models for each of {len(clients)} clients of round {round}")
             result = membership(record, round, clients, updates, seed, progress.in_time)
         except FedprivError as error:

@@ -209,6 +209,8 @@ def _recovered(run: AuditedRun, kind: TargetKind, of_text: TargetKind, of_row: T
 
 def _labels_found(run: AuditedRun) -> str | None:
     """In how many messages, and of how many clients by shadow clients, the set of classes was found exactly; with intervals."""
+    if (nothing := classes.nothing_to_infer(run.labels, run.shadow_labels)) is not None:
+        return nothing
     ways = []
     if results := classes.by_rule(run.labels):
         exact = sum(result.exact for result in results)

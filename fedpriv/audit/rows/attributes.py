@@ -130,9 +130,8 @@ def infer_attributes(record: Record, messages: Sequence[tuple[int, int]], seed: 
         return Attributes((), tuple(controls), Reason("control failed", f"its control failed: {passed.sentence}"))
     for round, client in messages:
         try:
-            progress.in_time()
             progress(f"attributes: round {round}, {record.sender(round, client).named}")
-            of_message, its_controls = _on_message(record, round, client, seed)
+            of_message, its_controls = _on_message(record, round, client, seed, progress)
         except BudgetSpent as cut:
             reasons.append(cut.reason)
         except (FedprivError, Inapplicable) as error:
@@ -148,8 +147,15 @@ def infer_attributes(record: Record, messages: Sequence[tuple[int, int]], seed: 
     return Attributes(_at_once(outcomes), tuple(controls), why)
 
 
-def _on_message(record: Record, round: int, client: int, seed: int) -> tuple[list[AttributeOutcome], list[ControlResult]]:
-    """The outcomes of each column, with intervals that hold for that column alone, and the controls."""
+def _on_message(
+    record: Record, round: int, client: int, seed: int, progress: Progress
+) -> tuple[list[AttributeOutcome], list[ControlResult]]:
+    """The outcomes of each column, with intervals that hold for that column alone, and the controls.
+
+    Raises:
+        BudgetSpent: before the attack begins.
+        FedprivError, Inapplicable: it does not apply.
+    """
     assert record.encoding is not None, "its samples are rows of a table"
     message, generator = record.message(round, client), torch.Generator().manual_seed(seed)
     if not is_finite(message.uploaded):
@@ -163,6 +169,7 @@ def _on_message(record: Record, round: int, client: int, seed: int) -> tuple[lis
     asked, rest = held.at(slice(ROWS)), held.at(slice(ROWS, None))
     if not len(asked.labels):
         raise FedprivError(f"round {round}: no other client has rows of the client's classes")
+    progress.in_time()
     inputs = record.regression(message, Split(trained.rows, trained.labels))
     columns, trained = (
         list(choices_of(record.encoding, known.rows))[:COLUMNS],
