@@ -20,6 +20,7 @@ from fedpriv.data.sources import environment_folder
 from fedpriv.defenses.noise import SNR
 from fedpriv.evaluation.chance import at_chance
 from fedpriv.evaluation.chance import chance as constant_answer
+from fedpriv.evaluation.protocols import score_summaries, scored_last
 from fedpriv.files import load_json
 from fedpriv.scores.catalogue import beside, score_named
 from fedpriv.server.sampling import participants
@@ -107,6 +108,8 @@ def cost(record: RunRecord, summary: Mapping[str, Any]) -> Cost:
     metric = record.config.eval.metric or "accuracy"
     ranked = summary.get("scores", {}).get(metric) or {}
     is_at_chance = guessed is not None and at_chance(accuracy, guessed, samples)
+    records = record.folder.records()
+    last = score_summaries(records, 1).get(metric)
     probes = [load_json(path) for path in sorted(record.folder.probe.glob("*.json"), reverse=True)]
     return Cost(
         accuracy=accuracy,
@@ -119,6 +122,8 @@ def cost(record: RunRecord, summary: Mapping[str, Any]) -> Cost:
         seconds=summary["seconds"],
         metric=metric,
         score=None if metric == "accuracy" else ranked.get("mean"),
+        averaged_rounds=len(scored_last(records, summary["averaged_rounds"])) or 1,
+        last_round=None if last is None else last.mean,
     )
 
 

@@ -23,18 +23,27 @@ def percent(share: float | None) -> str:
     return NOTHING if share is None else f"{100 * share:.1f} %"
 
 
-def scored(cost: Cost) -> str:
+def scored(cost: Cost, rounds: str = "") -> str:
     """``accuracy 93.7 %``, or the score that the run is ranked by, with the accuracy if there is one; a dash for what was not
-    measured."""
-    accuracy = f"accuracy {percent(cost.accuracy)}"
-    if score_named(cost.metric).of_numbers:
-        return ranked(cost)
-    return accuracy if cost.metric == "accuracy" else f"{ranked(cost)}, {accuracy}"
+    measured.
+
+    Args:
+        rounds: :func:`over_rounds`, to stand behind the score.
+    """
+    alone = cost.metric == "accuracy" or score_named(cost.metric).of_numbers
+    return f"{ranked(cost)}{rounds}{'' if alone else f', accuracy {percent(cost.accuracy)}'}"
 
 
 def ranked(cost: Cost) -> str:
     """``accuracy 93.7 %``, or another score that the run is ranked by."""
     return f"{score_named(cost.metric).title} {of_score(cost, cost.ranked)}"
+
+
+def over_rounds(cost: Cost) -> str:
+    """What :func:`ranked` is a mean of, such as ``(mean of the last 3 rounds; the last round: 79.6 %)``; empty for one round."""
+    if cost.averaged_rounds < 2 or cost.ranked is None:
+        return ""
+    return f" (mean of the last {cost.averaged_rounds} rounds; the last round: {of_score(cost, cost.last_round)})"
 
 
 def of_score(cost: Cost, value: float | None) -> str:

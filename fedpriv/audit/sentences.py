@@ -10,7 +10,7 @@ from typing import TypeVar
 from fedpriv.attacks.core.status import Reason, ReasonKind
 from fedpriv.attacks.inference.canaries import CanaryBound
 from fedpriv.attacks.scoring.scores import Rate
-from fedpriv.audit.formats import at_most, bound, listed, percent, scored, span
+from fedpriv.audit.formats import at_most, bound, listed, over_rounds, percent, scored, span
 from fedpriv.audit.judge import attributes as judge_attributes
 from fedpriv.audit.judge import classes, members
 from fedpriv.audit.judge import images as judge_images
@@ -68,7 +68,7 @@ def audited(run: AuditedRun) -> str:
         else f"{run.participants} in each of {run.rounds} rounds"
     )
     parts = [f"{run.clients} clients, {share}", listed(run.defence, "no defence")]
-    parts += [] if run.cost.ranked is None else [scored(run.cost)]
+    parts += [] if run.cost.ranked is None else [scored(run.cost, over_rounds(run.cost))]
     return f"{what}: {'; '.join(parts)}"
 
 

@@ -239,7 +239,7 @@ def test_membership_is_not_known_with_too_few_candidates() -> None:
 
 def test_membership_is_not_known_where_a_round_was_not_attacked() -> None:
     run = harmless()
-    refused = no_member("every attack", "an upload is missing", round=1, uses=None, use=None)
+    refused = no_member("every membership attack", "an upload is missing", round=1, uses=None, use=None)
     answered = answer(replace(run, membership=(*run.membership, refused)))
     assert answered.words == "Leakage not known" and "members can be identified" in answered.sentence
 

@@ -98,7 +98,9 @@ def test_no_shadow_model_begins_after_it(kept: RunRecord, monkeypatch: pytest.Mo
     results = in_rounds(kept, [1], 4, 0, FewBegin(2))
     assert len(trained) == 2
     assert results.refused is not None and results.refused.kind == "budget spent"
-    assert [(it.attack, it.round, it.status.reasons) for it in results.outcomes] == [("every attack", 1, (results.refused,))]
+    assert [(it.attack, it.round, it.status.reasons) for it in results.outcomes] == [
+        ("every membership attack", 1, (results.refused,))
+    ]
 
 
 def test_no_shadow_client_of_the_label_sets_begins_after_it(kept: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:

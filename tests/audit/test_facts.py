@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results.audit import AuditedRun
 from fedpriv.audit.results.wire import SignalToNoise
+from fedpriv.audit.sentences import audited
 from tests.audit.sample_findings import findings, pictures
 from tests.simulation.small import FEW_STEPS, play
 
@@ -32,14 +34,37 @@ def torch_list(evidence: RunRecord) -> list[int]:
     return [i for client in range(clients) for i in data.indices("test", client).tolist()]
 
 
-def test_clients_without_kept_messages_are_facts_of_a_run(tmp_path: Path) -> None:
-    play(tmp_path / "run", "fedavg", **FEW_STEPS, **{"train.rounds": 1})
+def test_kept_messages_and_averaged_rounds_are_facts_of_a_run(tmp_path: Path) -> None:
+    play(
+        tmp_path / "run",
+        "fedavg",
+        **FEW_STEPS | {"data.limit": 600, "train.lr": 0.3, "train.rounds": 2, "wire.keep_payloads": [1]},
+    )
     record = RunRecord(tmp_path / "run")
     summary = record.folder.summary()
     assert summary is not None
     kept = {int(client) for client in record.store.clients(1)}
     assert len(kept) == 3
-    assert facts(record, summary).not_kept == tuple(f"client {client}" for client in range(6) if client not in kept)
+    run = facts(record, summary)
+    assert run.not_kept == tuple(f"client {client}" for client in range(6) if client not in kept)
+    first, last = [line["metrics"]["accuracy"] for line in record.folder.records() if line["round"] > 0]
+    assert first != last
+    assert (run.cost.averaged_rounds, run.cost.last_round) == (2, last)
+    assert run.cost.accuracy == pytest.approx((first + last) / 2)
+
+
+def test_a_mean_over_rounds_says_so() -> None:
+    audit = findings()
+    cost = replace(audit.runs[0].cost, accuracy=0.715, averaged_rounds=3, last_round=0.796)
+    means = "71.5 % (mean of the last 3 rounds; the last round: 79.6 %)"
+    assert f"accuracy {means}" in audited(replace(audit.runs[0], cost=cost))
+    page = render_markdown(replace(audit, runs=(replace(audit.runs[0], cost=cost),)))
+    assert f"accuracy {means}" in page and f"Accuracy {means}, in the worst tenth" in page
+    of_one = replace(audit.runs[0], cost=replace(cost, averaged_rounds=1))
+    assert "mean of the last" not in audited(of_one) and "mean of the last" not in render_markdown(replace(audit, runs=(of_one,)))
+    other = replace(cost, metric="f1_macro", score=0.6)
+    said = audited(replace(audit.runs[0], cost=other))
+    assert re.search(r"macro F1 0\.600 \(mean of the last 3 rounds; the last round: 0\.796\), accuracy 71\.5 %$", said), said
 
 
 def test_at_chance_is_within_the_interval() -> None:

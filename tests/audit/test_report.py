@@ -114,7 +114,7 @@ def made_of(run: dict[str, Any]) -> list[dict[str, Any]]:
 
 def refused(run: dict[str, Any], round: int) -> str:
     """Why no attack of a round was run."""
-    (item,) = (item for item in run["membership"] if item["attack"] == "every attack" and item["round"] == round)
+    (item,) = (item for item in run["membership"] if item["attack"] == "every membership attack" and item["round"] == round)
     return str(item["status"]["reasons"][0]["text"])
 
 

@@ -14,6 +14,7 @@ from fedpriv.audit.formats import (
     interval,
     listed,
     of_score,
+    over_rounds,
     paired,
     percent,
     plain,
@@ -348,8 +349,9 @@ def _cost(run: AuditedRun) -> Section:
     )
     title = score.title if of_numbers else "Accuracy"
     traffic = f"{size(cost.bytes_up)} up, {size(cost.bytes_down)} down, {plain(cost.seconds, 0)} s"
-    first = "" if cost.metric == "accuracy" or of_numbers else f"Ranked by {ranked(cost)}. "
-    sentences = [f"{first}{title} {accuracy}, in the worst tenth of the clients {worst}; {traffic}."]
+    first = "" if cost.metric == "accuracy" or of_numbers else f"Ranked by {ranked(cost)}{over_rounds(cost)}. "
+    rounds = "" if first else over_rounds(cost)
+    sentences = [f"{first}{title} {accuracy}{rounds}, in the worst tenth of the clients {worst}; {traffic}."]
     for probe in cost.probes:
         labels = f"{percent(probe.fraction)} of the labels of {probe.dataset}"
         sentences.append(f"A linear probe on {labels}: {percent(probe.accuracy)}.")

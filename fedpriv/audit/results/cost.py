@@ -14,6 +14,8 @@ class Cost:
 
     Attributes:
         metric: the score that the run is ranked by (``eval.metric``), and ``score`` its value if it is not the accuracy.
+        averaged_rounds: over how many last rounds scores are means; ``last_round``: of the last one alone, the score that
+            the run is ranked by.
         worst_tenth: accuracy of the worst tenth of the clients; of a regression, this score.
         chance: accuracy of the best constant answer; ``at_chance``: the model is no better, within its 95 % interval,
             by the score that it is ranked by.
@@ -37,6 +39,8 @@ class Cost:
     metric: str = "accuracy"
     score: float | None = None
     score_difference: float | None = None
+    averaged_rounds: int = 1
+    last_round: float | None = None
 
     def __post_init__(self) -> None:
         if self.metric not in SCORES:  # an audit may come from elsewhere
