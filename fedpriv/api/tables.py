@@ -30,7 +30,8 @@ def head(groups: Sequence[Group]) -> tuple[str, ...]:
     """The columns of :func:`cells`."""
     score = groups[0].score
     less, unit = "" if score.higher_is_better else ", less is better", " in %" if score.in_percent else ""
-    return "runs", "n", f"{score.title}{unit}{less}", "difference from the best (95 %)", "worst tenth", "up", "down"
+    when = " in the best round" if groups[0].at_best else ""
+    return "runs", "n", f"{score.title}{unit}{when}{less}", "difference from the best (95 %)", "worst tenth", "up", "down"
 
 
 def cells(group: Group) -> tuple[str, ...]:
