@@ -133,21 +133,25 @@ def finished_runs(
             (method := RunFolder(folder).config_as_data().method.name),
             tuple(row[key] for key in same),
             scores(folder, at_best)[score].per_client,
-            _with_epochs(_compared(folder), method),
+            (config := _compared(folder)),
+            _trained(config, method),
         )
         for place, (folder, row, label) in enumerate(zip(folders, rows, named, strict=True))
         if row["status"] == "finished" and score in row["scores"]
     }
 
 
-def _with_epochs(config: Mapping[str, str], method: str) -> dict[str, str]:
-    """A config whose ``train.local_epochs`` are all epochs of a round, as baselines count them."""
-    local, given = config["train.local_epochs"], config.get("method.epochs", "None")
-    if method in BASELINES:
-        epochs = str(10 + int(local)) if given == "None" else given
+def _trained(config: Mapping[str, str], method: str) -> str:
+    """How long a client trains in a round, all phases together: ``5 epochs``; with ``train.local_steps`` in steps."""
+    local, steps, given = (config.get(key, "None") for key in ("train.local_epochs", "train.local_steps", "method.epochs"))
+    if method not in BASELINES:
+        further = int(config.get("method.head_epochs", 0))
     else:
-        epochs = str(int(local) + int(config.get("method.head_epochs", 0)))
-    return {**config, "train.local_epochs": epochs}
+        further = 10 if given == "None" and steps == "None" else 0
+        local, steps = (local, steps) if given == "None" else (given, "None")
+    epochs = further + (int(local) if steps == "None" else 0)
+    amounts = [] if epochs == 0 else [f"{epochs} epoch{'s' * (epochs > 1)}"]
+    return " and ".join([*amounts, *([] if steps == "None" else [f"{steps} step{'s' * (steps != '1')}"])])
 
 
 def _gain_columns(finished: Mapping[int, FinishedRun], runs: int, score: Score) -> dict[str, list[float | None]]:
