@@ -120,8 +120,10 @@ def as_row(gain: Gain) -> dict[str, Any]:
     return asdict(gain) | {"score": gain.score.name}
 
 
-def finished_runs(folders: Sequence[Path], rows: Sequence[Mapping[str, Any]], named: Sequence[str]) -> dict[int, FinishedRun]:
-    """The finished runs that were tested, by their place among the runs."""
+def finished_runs(
+    folders: Sequence[Path], rows: Sequence[Mapping[str, Any]], named: Sequence[str], at_best: bool = False
+) -> dict[int, FinishedRun]:
+    """The finished runs that were tested, by their place among the runs; ``at_best`` as for :func:`scores`."""
     from fedpriv.storage.run_folder import RunFolder
 
     score = common_score(rows).name
@@ -131,22 +133,26 @@ def finished_runs(folders: Sequence[Path], rows: Sequence[Mapping[str, Any]], na
             label,
             (method := RunFolder(folder).config_as_data().method.name),
             tuple(row[key] for key in same),
-            scores(folder)[score].per_client,
-            _with_epochs(_compared(folder), method),
+            scores(folder, at_best)[score].per_client,
+            (config := _compared(folder)),
+            _trained(config, method),
         )
         for place, (folder, row, label) in enumerate(zip(folders, rows, named, strict=True))
         if row["status"] == "finished" and score in row["scores"]
     }
 
 
-def _with_epochs(config: Mapping[str, str], method: str) -> dict[str, str]:
-    """A config whose ``train.local_epochs`` are all epochs of a round, as baselines count them."""
-    local, given = config["train.local_epochs"], config.get("method.epochs", "None")
-    if method in BASELINES:
-        epochs = str(10 + int(local)) if given == "None" else given
+def _trained(config: Mapping[str, str], method: str) -> str:
+    """How long a client trains in a round, all phases together: ``5 epochs``; with ``train.local_steps`` in steps."""
+    local, steps, given = (config.get(key, "None") for key in ("train.local_epochs", "train.local_steps", "method.epochs"))
+    if method not in BASELINES:
+        further = int(config.get("method.head_epochs", 0))
     else:
-        epochs = str(int(local) + int(config.get("method.head_epochs", 0)))
-    return {**config, "train.local_epochs": epochs}
+        further = 10 if given == "None" and steps == "None" else 0
+        local, steps = (local, steps) if given == "None" else (given, "None")
+    epochs = further + (int(local) if steps == "None" else 0)
+    amounts = [] if epochs == 0 else [f"{epochs} epoch{'s' * (epochs > 1)}"]
+    return " and ".join([*amounts, *([] if steps == "None" else [f"{steps} step{'s' * (steps != '1')}"])])
 
 
 def _gain_columns(finished: Mapping[int, FinishedRun], runs: int, score: Score) -> dict[str, list[float | None]]:
@@ -171,8 +177,11 @@ def _over_best(run: FinishedRun, baseline: Baseline, runs: Iterable[FinishedRun]
     return None if run.method == baseline else best(over, key=lambda gain: gain.difference, default=None)
 
 
-def figures(folder: Path) -> dict[str, Any]:
+def figures(folder: Path, at_best: bool = False) -> dict[str, Any]:
     """A run's row of the table.
+
+    Args:
+        at_best: as for :func:`scores`, of ``score``, ``worst_tenth``, ``best`` and ``scores``.
 
     Raises:
         UsageError: it has not begun, or its files are not a run's.
@@ -183,7 +192,7 @@ def figures(folder: Path) -> dict[str, Any]:
     from fedpriv.tracking.names import defence
 
     facts, reached, config = read_run(folder), summary(folder), RunFolder(folder).config_as_data()
-    measured, metric = scores(folder), config.eval.metric or "accuracy"
+    measured, metric = scores(folder, at_best), config.eval.metric or "accuracy"
     ranked = measured.get(metric)
     return {
         "run": folder.resolve().name,
@@ -238,11 +247,19 @@ def common_score(rows: Sequence[Mapping[str, Any]]) -> Score:
     return score_named(names.pop()) if len(names) == 1 else ACCURACY
 
 
-def scores(folder: Path) -> dict[str, ScoreSummary]:
-    """A run's scores by name, averaged as its accuracy is; of a run that is not finished, at its last evaluation."""
-    from fedpriv.evaluation.protocols import ScoreSummary, best, worst_tenth
+def scores(folder: Path, at_best: bool = False) -> dict[str, ScoreSummary]:
+    """A run's scores by name, averaged as its accuracy is; of a run that is not finished, at its last evaluation.
+
+    Args:
+        at_best: in the best round on validation data alone, of a finished run; none if it has no such round.
+    """
+    from fedpriv.evaluation.protocols import ScoreSummary, best, score_summaries, worst_tenth
+    from fedpriv.tracking import read_records
 
     reached = summary(folder)
+    if at_best:
+        rounds = [reached["best"]["round"]] if "best" in reached else []
+        return score_summaries([record for record in read_records(folder) if record["round"] in rounds], 1)
     if "scores" in reached:
         return {name: ScoreSummary(**values) for name, values in reached["scores"].items()}
     if reached["accuracy"] is None:

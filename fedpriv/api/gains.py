@@ -12,8 +12,10 @@ from fedpriv.scores.catalogue import ACCURACY, Score
 
 Baseline = Literal["local", "pooled"]
 BASELINES: tuple[Baseline, ...] = ("local", "pooled")
-_OWN = ("method.", "objective.", "aggregation.")
-"""Config keys in which a method and a baseline are meant to differ."""
+_EPOCHS = "method.epochs"
+"""Key of a baseline: for how many epochs a client trains in a round."""
+_OWN = ("method.", "objective.", "aggregation.", "train.local_epochs", "train.local_steps")
+"""Config keys in which a method and a baseline are meant to differ, or which count together with those of the method."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class FinishedRun:
             ``train.patience`` ended, the rounds it could have run).
         values: the compared score of each client; ``None`` for one that was not tested.
         config: the compared keys.
+        trained: how long a client trained in a round, such as ``5 epochs``.
     """
 
     label: str
@@ -33,6 +36,7 @@ class FinishedRun:
     same: Hashable
     values: Sequence[float | None]
     config: Mapping[str, str]
+    trained: str = ""
 
     def differences(self, other: FinishedRun) -> list[float]:
         """The score minus that in another run with the same clients, of each client that has one in both."""
@@ -71,7 +75,7 @@ class Gain:
 
     Attributes:
         score: which; of an error, such as the Brier score, less is better.
-        label: of the federated runs.
+        label, method: of the federated runs.
         baseline: the method of the baseline.
         baseline_label: the label of its runs.
         difference: the mean over the clients, and over the runs.
@@ -80,11 +84,14 @@ class Gain:
         over: what the interval is over.
         count: the number of these.
         unpaired: runs of the two labels that have no partner, and do not count.
-        differ: config keys in which the runs differ, besides those of the method.
+        differ: config keys in which the runs differ, besides those of the method; ``method.epochs`` of the baseline among them,
+            if a client did not train as long in a round.
+        trained: how long it did in the federated run, and in the baseline, such as ``5 epochs``.
     """
 
     score: Score
     label: str
+    method: str
     baseline: Baseline
     baseline_label: str
     difference: float
@@ -94,11 +101,17 @@ class Gain:
     count: int
     unpaired: int
     differ: tuple[str, ...]
+    trained: tuple[str, str]
 
     def __str__(self) -> str:
         """A line; of shares, in percentage points."""
         paired = Difference(self.difference, self.low, self.high, self.over, self.count)
-        also = f"; they also differ in {', '.join(self.differ[:3])}{', ...' * (len(self.differ) > 3)}" if self.differ else ""
+        others = [key for key in self.differ if key != _EPOCHS]
+        also = ""
+        if _EPOCHS in self.differ:
+            ours, theirs = self.trained
+            also += f"; {self.baseline} trained {theirs} a round, {self.method} {ours} ({_EPOCHS})"
+        also += f"; they also differ in {', '.join(others[:3])}{', ...' * (len(others) > 3)}" if others else ""
         verb = "over" if self.baseline == "local" else "against"
         what = " points" if self.score.in_percent else ""
         named = "" if self.score is ACCURACY else f" {self.score.title}"
@@ -149,8 +162,11 @@ def gain_of(pairs: Sequence[tuple[FinishedRun, FinishedRun]], baseline: Baseline
     ours, theirs = pairs[0]
     keys = sorted(ours.config.keys() | theirs.config.keys())
     differ = tuple(key for key in keys if ours.config.get(key) != theirs.config.get(key) and not key.startswith(_OWN))
+    if ours.trained != theirs.trained:
+        differ = (_EPOCHS, *differ)
     interval = (paired.mean, paired.low, paired.high, paired.over, paired.count)
-    return Gain(score, ours.label, baseline, theirs.label, *interval, unpaired, differ)
+    trained = (ours.trained, theirs.trained)
+    return Gain(score, ours.label, ours.method, baseline, theirs.label, *interval, unpaired, differ, trained)
 
 
 def paired_difference(pairs: Sequence[tuple[FinishedRun, FinishedRun]]) -> Difference | None:

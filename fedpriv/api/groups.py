@@ -50,6 +50,7 @@ class Group:
         usual: the same of the score that people read beside it (accuracy, or R2).
         worst_tenth, bytes_up, bytes_down: means over the counted runs.
         pairs: how many of its runs have a partner in the best group, with the same seed and clients; ``None``: this is the best.
+        at_best: whether scores are those of each run's best round on validation data, and of no other round.
         from_best: the paired difference from the best group; ``None``: this is the best one, or a run of either has no partner,
             as over the other seeds alone the difference may be another one.
     """
@@ -70,6 +71,7 @@ class Group:
     worst_tenth: float | None
     bytes_up: float | None
     bytes_down: float | None
+    at_best: bool = False
     pairs: int | None = None
     from_best: Difference | None = None
 
@@ -103,15 +105,17 @@ def groups(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[s
     return pd.DataFrame([as_row(group) for group in groups_between(folders)])
 
 
-def groups_between(folders: Sequence[Path], named: Sequence[str] | None = None) -> list[Group]:
+def groups_between(folders: Sequence[Path], named: Sequence[str] | None = None, at_best: bool = False) -> list[Group]:
     """The groups of runs, in the order of their first runs.
 
     Args:
         named: the label of each run, if not that of :func:`~fedpriv.api.comparing.labels`.
+        at_best: compare scores of each run's best round on validation data, in place of its last rounds.
     """
-    rows = [figures(folder) for folder in folders]
+    rows = [figures(folder, at_best) for folder in folders]
     named = labels(folders, rows) if named is None else named
-    return grouped(rows, named, finished_runs(folders, rows, named).values())
+    compared = grouped(rows, named, finished_runs(folders, rows, named, at_best).values())
+    return [replace(group, at_best=at_best) for group in compared]
 
 
 def grouped(rows: Sequence[Row], named: Sequence[str], finished: Iterable[FinishedRun]) -> list[Group]:

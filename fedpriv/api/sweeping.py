@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fedpriv.api.comparability import not_comparable
-from fedpriv.api.comparing import figures
+from fedpriv.api.comparing import figures, scores, summary
 from fedpriv.api.grid import Cell, Grid, check_cells, grid_of
 from fedpriv.api.groups import Group, as_row, groups_between
 from fedpriv.api.keys import Keys
 from fedpriv.api.tables import as_csv, as_markdown
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import check_place, write_atomically
+from fedpriv.scores.catalogue import ACCURACY, score_named
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -35,6 +36,8 @@ class Sweep:
         groups: the runs of each.
         at_chance: whether the runs of the best are no better than a constant answer.
         left_out: why a run has no result, by name: a client diverged. Its combination is not ranked.
+        best_rounds: of the runs of the best, the rounds whose scores rank them; empty: those of their last rounds do, as no
+            combination has ``train.patience``.
         command: the ``fedpriv train`` command of the best, on all training data and tested on the test data.
     """
 
@@ -43,6 +46,7 @@ class Sweep:
     groups: tuple[Group, ...]
     at_chance: bool
     left_out: Mapping[str, str]
+    best_rounds: tuple[int, ...]
     command: str
 
     @property
@@ -68,7 +72,8 @@ def sweep(
     runs_dir: str | os.PathLike[str] = "runs",
     **keys: Unpack[Keys],
 ) -> Sweep:
-    """Train every combination of values with every seed, and rank them by their score on validation data.
+    """Train every combination of values with every seed, and rank them by their score on validation data: the mean of the last
+    rounds, or with ``train.patience`` that of the best round.
 
     A share of each client's training data is held out for it (``data.validation_fraction``, by default 0.2). The test data are
     not scored. Called again, it goes on: finished runs are kept, interrupted ones resumed; values and seeds can be added.
@@ -121,8 +126,14 @@ def play(grid: Grid, runs_dir: Path, jobs: int, say: Say) -> Sweep:
 
 def chosen_on(result: Sweep) -> str:
     """What the choice rests on, in a few lines, and the command of the best."""
-    ties = sum(not _is_worse(group) for group in result.groups[1:])
     lines = ["The values were chosen on the clients' validation data; the test set was not looked at."]
+    if result.best_rounds:
+        rounds = ", ".join(map(str, result.best_rounds))
+        lines.append(
+            f"As train.patience is set, the score of a run is that of its best round: {rounds} of the runs of the best values. "
+            "The command below trains all rounds; set its rounds by these."
+        )
+    ties = sum(not _is_worse(group) for group in result.groups[1:])
     if ties:
         lines.append(
             f"It is not clear that the best is better than {ties} other combination{'s' * (ties > 1)}; more seeds may show it."
@@ -167,11 +178,25 @@ def _ranked(grid: Grid, folder: Path, left_out: Mapping[str, str]) -> Sweep:
     if not whole:
         raise FedprivError(f"no values could be trained with all seeds: {next(iter(left_out.values()))}")
     folders = [folder / "runs" / name for cell in whole for name in names[cell.label]]
-    groups = groups_between(folders, [cell.name for cell in whole for _ in grid.seeds])
+    at_best = any(cell.config.train.patience is not None for cell in grid.cells)
+    groups = groups_between(folders, [cell.name for cell in whole for _ in grid.seeds], at_best)
     scored = [(cell, group) for cell, group in zip(whole, groups, strict=True) if group.value.mean is not None]
     if not scored:
         raise FedprivError(f"no run in {folder / 'runs'} has a validation score; data.validation_fraction may be too small")
     scored.sort(key=lambda pair: -pair[1].score.merit(pair[1].value.mean or 0.0))
     cells, ranked = zip(*scored, strict=True)
-    at_chance = all(figures(folder / "runs" / name)["at_chance"] for name in names[cells[0].label])
-    return Sweep(folder, cells, ranked, at_chance, left_out, grid.train_command(cells[0]))
+    of_best = [folder / "runs" / name for name in names[cells[0].label]]
+    best_rounds = tuple(summary(run)["best"]["round"] for run in of_best) if at_best else ()
+    at_chance = all(_is_at_chance(run, at_best) for run in of_best)
+    return Sweep(folder, cells, ranked, at_chance, left_out, best_rounds, grid.train_command(cells[0]))
+
+
+def _is_at_chance(run: Path, at_best: bool) -> bool:
+    """Whether a run is no better than a constant answer, in its last rounds or in the best one."""
+    from fedpriv.evaluation.chance import no_better
+
+    row = figures(run, at_best)
+    guessed = row["chance"] if row["metric"] == ACCURACY.name else (row["constant"] or {}).get(row["metric"])
+    if not at_best or guessed is None:
+        return bool(row["at_chance"])
+    return no_better(scores(run, at_best)[row["metric"]].per_client, guessed, score_named(row["metric"]))

@@ -31,7 +31,7 @@ def head(groups: Sequence[Group]) -> tuple[str, ...]:
     """The columns of :func:`cells`."""
     score = groups[0].score
     less, unit = "" if score.higher_is_better else ", less is better", " in %" if score.in_percent else ""
-    value = f"{score.title}{unit}{less} ({mean_over(groups)})"
+    value = f"{score.title}{unit}{less} ({'best round' if groups[0].at_best else mean_over(groups)})"
     return "runs", "n", value, "difference from the best (95 %)", "worst tenth", "up", "down"
 
 

@@ -348,7 +348,7 @@ def _left_out(federation: Federation) -> str:
 
 
 def _other_methods(run: RunFolder, config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Methods to compare with under the same config, and why; none where it depends on what a mask hides."""
+    """Methods to compare with under the same config, with their options, and why; none where it depends on what a mask hides."""
     from fedpriv.data.preprocessing.stored import Preprocessing
 
     if any(transform["name"] == "mask" for transform in config.wire.transforms):
@@ -356,9 +356,11 @@ def _other_methods(run: RunFolder, config: RunConfig) -> Iterator[tuple[str, str
     if config.method.name != "fedavg":
         yield "fedavg", "the same clients, another method"  # a composed run's objective and aggregation belong to its method
     elif Preprocessing.load(run.preprocessing_file).kind == "rows":
-        yield "local", "what each client reaches alone"
+        steps, epochs = config.train.local_steps, config.train.local_epochs  # with steps, the baselines train as many
+        as_long = "" if steps is not None else f" --set method.epochs={epochs}"
+        yield f"local{as_long}", "what each client reaches alone"
         if config.privacy.level == "none":
-            yield "pooled", "all rows in one place: the bound of every federation"
+            yield f"pooled{as_long}", "all rows in one place: the bound of every federation"
     else:  # MpFedcon's centres are of classes, and no noise covers them
         numbers = score_named(config.eval.metric or ACCURACY.name).of_numbers
         yield "fedrep" if numbers or config.privacy.level != "none" else "mpfedcon", "the same clients, another method"

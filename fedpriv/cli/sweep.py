@@ -34,7 +34,8 @@ def sweep(
     """Choose values of options on validation data.
 
     Trains every combination of the values with every seed, and ranks them by their mean score (eval.metric) on the clients'
-    validation data: 20 % of their training data, unless data.validation_fraction says otherwise. The test data are not scored.
+    validation data: 20 % of their training data, unless data.validation_fraction says otherwise. With train.patience, the score
+    of a run is that of its best round. The test data are not scored.
     The same command goes on after an interruption; values and seeds can be added.
 
     \b

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from scipy import stats
 
 import fedpriv
+from fedpriv.api.comparing import gains_between
 from fedpriv.api.gains import FinishedRun, gains_of
 from fedpriv.cli import main
 from fedpriv.evaluation.protocols import ScoreSummary
@@ -107,14 +108,25 @@ def test_runs_are_compared_by_the_score_that_they_are_ranked_by(tmp_path: Path) 
 
 
 def test_it_says_if_the_baseline_trains_for_other_epochs(tmp_path: Path) -> None:
-    runs = [folder(tmp_path, method, [0.5, 0.6]) for method in ("local", "fedavg", "fedrep")]
-    for run, options in zip(runs, ({}, {}, {"head_epochs": 10}), strict=True):
-        config = yaml.safe_load((run / "config.yaml").read_text())
-        config["method"] = {"name": config["method"]["name"], **options}
-        (run / "config.yaml").write_text(yaml.safe_dump(config))
-    gains = fedpriv.gains(runs).set_index("label")
-    assert gains.differ["fedavg"] == ("train.local_epochs",), "5 epochs, and 10 more at the baseline"
-    assert gains.differ["fedrep"] == (), "which are those of its head"
+    def differing(of_local: dict[str, int], **train: int) -> dict[str, tuple[tuple[str, ...], tuple[str, str]]]:
+        runs = [folder(tmp_path / f"{of_local}{train}", method, [0.5, 0.6]) for method in ("local", "fedavg", "fedrep")]
+        for run, options in zip(runs, (of_local, {}, {"head_epochs": 10}), strict=True):
+            config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+            config["method"] = {"name": config["method"]["name"], **options}
+            config["train"] |= train
+            (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        lines.extend(str(gain) for gain in gains_between(runs))
+        return {gain.label: (gain.differ, gain.trained) for gain in gains_between(runs)}
+
+    lines: list[str] = []
+    key = ("method.epochs",)
+    default = {"fedavg": (key, ("5 epochs", "15 epochs")), "fedrep": ((), ("15 epochs", "15 epochs"))}
+    assert differing({}) == default, "10 more at the baseline, which are those of the other's head"
+    assert differing({"epochs": 1})["fedavg"] == (key, ("5 epochs", "1 epoch"))
+    assert lines[-2].endswith("; local trained 1 epoch a round, fedavg 5 epochs (method.epochs)"), "train.local_epochs is equal"
+    assert differing({"epochs": 5})["fedavg"] == ((), ("5 epochs", "5 epochs"))
+    in_steps = differing({}, local_steps=20)
+    assert in_steps["fedavg"] == ((), ("20 steps", "20 steps")) and in_steps["fedrep"][1][0] == "10 epochs and 20 steps"
 
 
 def warnings_of(tmp_path: Path, *runs: Path) -> str:

@@ -250,6 +250,42 @@ def test_the_best_mean_is_chosen_and_a_combination_without_all_seeds_is_not_rank
         _ranked(tried, tmp_path, {f"{cell.label}-s0": "diverged" for cell in tried.cells})
 
 
+def test_with_patience_the_best_round_of_each_run_ranks(tmp_path: Path) -> None:
+    tried = grid_of(None, {"method": "fedprox", "rounds": 3, "train.patience": 2}, {"lr": [0.01, 0.1]}, (0, 1))
+    # The clients' mean scores by round; the best rounds have 0.7 and 0.8 (lr 0.01), and 0.6 and 0.65.
+    curves = {("lr=0.01", 0): [0.5, 0.7, 0.2, 0.1], ("lr=0.01", 1): [0.5, 0.6, 0.8, 0.1],
+              ("lr=0.1", 0): [0.5, 0.6, 0.6, 0.6], ("lr=0.1", 1): [0.5, 0.65, 0.6, 0.6]}  # fmt: skip
+    for (label, seed), curve in curves.items():
+        run = made_run(tmp_path / f"{label}-{seed}", "fedprox", [curve[-1]] * 2, seed)
+        records = [
+            {
+                "round": round,
+                "time_ms": round,
+                "metrics": {"accuracy": mean},
+                "per_client": {"accuracy": [mean - 0.1, mean + 0.1]},
+            }
+            for round, mean in enumerate(curve)
+        ]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        best = {"round": curve.index(max(curve)), "metric": "accuracy", "score": max(curve), "last_update_per_client": []}
+        guessed = {"chance": 0.5, "constant": {"accuracy": 0.5}, "at_chance": True}
+        (run / "summary.json").write_text(json.dumps(summary | guessed | {"best": best, "rounds": 3}), encoding="utf-8")
+        (tmp_path / "runs").mkdir(exist_ok=True)
+        run.rename(tmp_path / "runs" / f"{label}-s{seed}")
+    result = _ranked(tried, tmp_path, {})
+    assert result.best == {"train.lr": 0.01}, "by the last rounds, it is the other one"
+    first, second = result.groups
+    assert (first.value.mean, second.value.mean) == pytest.approx((0.75, 0.625)) and first.worst_tenth == pytest.approx(0.65)
+    assert second.from_best is not None and second.from_best.mean == pytest.approx(-0.125), "of -0.1 and -0.15"
+    assert result.best_rounds == (1, 2) and "best round: 1, 2 of the runs" in chosen_on(result)
+    assert not result.at_chance, "0.7 and 0.8, with errors of 0.1 over the clients; the last rounds are at chance"
+    assert "accuracy in % in the best round |" in as_markdown(result.groups)
+    without = grid_of(None, {"method": "fedprox", "rounds": 3}, {"lr": [0.01, 0.1]}, (0, 1))
+    last = _ranked(without, tmp_path, {})
+    assert last.best == {"train.lr": 0.1} and not last.best_rounds and "best round" not in as_markdown(last.groups)
+
+
 def test_the_command_of_the_best_trains_on_all_data_and_is_tested() -> None:
     base = {"eval": {"split": "validation"}, "data": {"validation_fraction": 0.3, "name": "digits"}, "seed": 3}
     tried = grid_of(base, {"defense": ["clip:norm=1", "quantize:bits=8"], "secure_aggregation": False}, {"lr": [0.1, 1]}, [7])

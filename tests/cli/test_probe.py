@@ -86,7 +86,7 @@ def test_an_audit_of_a_run_without_labels(fedpriv: Fedpriv, ssl_run: Path) -> No
     reasons = {one.attack: one.status.why for one in target.outcomes if not one.status.was_run}
     assert "rank of at most" in reasons.pop("spear")  # it looks at no label, and there are too many samples
     assert all("labels" in reason or "behind one message" in reason for reason in reasons.values()), reasons
-    assert "simclr contrasts images with each other" in found.not_run["images"].text
+    assert "simclr contrasts samples with each other" in found.not_run["images"].text
     assert all(one.rule is None for one in found.labels)
     assert found.shadow_labels is not None and found.shadow_labels.shadows == 6
     made = [one.attack for one in found.membership if one.status.was_run]
