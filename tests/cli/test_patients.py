@@ -55,6 +55,11 @@ def printed(result: Result) -> str:
     return result.output
 
 
+def test_the_suggested_baselines_train_as_long_as_the_run(fedpriv: Fedpriv) -> None:
+    shown = printed(fedpriv("train", "--method", "fedavg", "--dataset", "./patients.csv", *BY_HOSPITAL, *SHORT))
+    assert all(f"fedpriv train --method {other} --set method.epochs=2 " in shown for other in ("local", "pooled"))
+
+
 def test_by_commands(fedpriv: Fedpriv) -> None:
     for method in ("fedavg", "local", "pooled"):
         options = (*BY_HOSPITAL, *SHORT, "--set", f"run_dir={method}")
