@@ -3,7 +3,7 @@ evidence."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -159,13 +159,14 @@ def test_the_servers_own_update_is_a_first_one_in_fedmias_control(tmp_path: Path
     found, updates = evidence(tmp_path / "run", "scaffold", **{**ALL, "train.rounds": 2}), list[bool]()
     seen = other_clients._scores
 
-    def noted(messages: list[Message], *rest: Any) -> Any:
-        updates.extend(message.first_update for message in messages)
-        return seen(messages, *rest)
+    def noted(messages: Iterable[Message], *rest: Any) -> Any:
+        given = list(messages)
+        updates.extend(message.first_update for message in given)
+        return seen(given, *rest)
 
     monkeypatch.setattr(other_clients, "_scores", noted)
     other_clients.against_other_clients(found, 0, candidates(found.federation, 2, 0))
-    assert updates == [False, True, False, False, False] * 2
+    assert updates == [False, False, False, False, True] * 2  # those of others, the client's, the server's
 
 
 def test_shadow_clients_without_a_state_do_not_show_what_one_hides(tmp_path: Path) -> None:
