@@ -280,7 +280,7 @@ def test_with_patience_the_best_round_of_each_run_ranks(tmp_path: Path) -> None:
     assert second.from_best is not None and second.from_best.mean == pytest.approx(-0.125), "of -0.1 and -0.15"
     assert result.best_rounds == (1, 2) and "best round: 1, 2 of the runs" in chosen_on(result)
     assert not result.at_chance, "0.7 and 0.8, with errors of 0.1 over the clients; the last rounds are at chance"
-    assert "accuracy in % in the best round |" in as_markdown(result.groups)
+    assert "accuracy in % (best round) |" in as_markdown(result.groups)
     without = grid_of(None, {"method": "fedprox", "rounds": 3}, {"lr": [0.01, 0.1]}, (0, 1))
     last = _ranked(without, tmp_path, {})
     assert last.best == {"train.lr": 0.1} and not last.best_rounds and "best round" not in as_markdown(last.groups)
