@@ -21,6 +21,8 @@ from fedpriv.errors import FedprivError, UsageError
 T = TypeVar("T")
 CORES = "FEDPRIV_CORES"
 """Environment variable: how many cores a process may use at most. Each job of a sweep is given its share by it."""
+TRACKING_THREAD = "fedpriv-tracking"
+"""Name of threads that pass a run's records on, and hold no lock that a forked process needs."""
 _PR_SET_PDEATHSIG = 1
 _PROC, _CONTROL_GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 

@@ -19,9 +19,8 @@ from fedpriv.models.batched.compiled import CompiledNet
 from fedpriv.models.batched.layers import NotStackable
 from fedpriv.models.batched.stacked import Form, StackedNet, VmappedNet, check
 from fedpriv.models.net import Net, describe
-from fedpriv.processes import free_memory, usable_cores
+from fedpriv.processes import TRACKING_THREAD, free_memory, usable_cores
 from fedpriv.samples import Inputs
-from fedpriv.tracking.copiers import TRACKING_THREAD
 
 WIDEST = 64
 """Largest number of channels of the most expensive convolution, up to which stacked nets are not slower than single ones."""

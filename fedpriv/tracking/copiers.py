@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.errors import FedprivError
+from fedpriv.processes import TRACKING_THREAD
 from fedpriv.tracking.store import ServerAway
 from fedpriv.tracking.trackers import Tracker, registry
 from fedpriv.untrusted.addresses import keep_secrets, with_secrets
@@ -21,8 +22,6 @@ Span = Callable[[], AbstractContextManager[None]]
 """A context manager around each copy, for timing; entered in the copying thread."""
 LOCK_RELEASE = 0.5
 """Seconds after which a killed process has lost its locks, too: the system closes its files one by one."""
-TRACKING_THREAD = "fedpriv-tracking"
-"""Name of the threads of this module."""
 LONGEST = 600.0
 """Seconds that the process may take after the end of the run."""
 

@@ -21,6 +21,7 @@ from tqdm import tqdm
 from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.config import load_config
 from fedpriv.errors import FedprivError, UsageError
+from fedpriv.processes import TRACKING_THREAD
 from fedpriv.simulation import executor_choice, run
 from fedpriv.simulation.executor_choice import may_hold_locks
 from fedpriv.simulation.executors import build as executors
@@ -28,7 +29,6 @@ from fedpriv.simulation.executors.forked import ForkedWorkers
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.storage.run_folder import RunFolder
-from fedpriv.tracking.copiers import TRACKING_THREAD
 from tests.marks import quick_first
 from tests.simulation.small import QUICK, SILENT, computed, config, play, rounds_recorded
 
