@@ -181,7 +181,7 @@ def figures(folder: Path, at_best: bool = False) -> dict[str, Any]:
     """A run's row of the table.
 
     Args:
-        at_best: as for :func:`scores`, of ``score``, ``worst_tenth``, ``best`` and ``scores``.
+        at_best: as for :func:`scores`, of ``score``, ``worst_tenth``, ``best``, ``scores`` and ``averaged_rounds``.
 
     Raises:
         UsageError: it has not begun, or its files are not a run's.
@@ -199,7 +199,7 @@ def figures(folder: Path, at_best: bool = False) -> dict[str, Any]:
         "status": RunFolder(folder).status,
         **{key: facts[key] for key in ("method", "dataset", "seed")},
         **{key: reached[key] for key in ("rounds", "accuracy")},
-        "averaged_rounds": reached.get("averaged_rounds", 1),
+        "averaged_rounds": 1 if at_best else reached.get("averaged_rounds", 1),
         "rounds_allowed": config.train.rounds if reached.get("ended_by") == "patience" else reached["rounds"],
         **{key: reached.get(key) for key in ("chance", "constant", "at_chance", "only_answer")},
         "probe": reached.get("probe", {}),

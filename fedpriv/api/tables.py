@@ -14,7 +14,7 @@ from fedpriv.api.groups import Group, as_row
 from fedpriv.untrusted.names import printable
 
 NOTE = (
-    "Mean ± standard deviation over runs; the score of a run is over its clients and its last rounds (eval.last). "
+    "Mean ± standard deviation over runs; the score of a run is over its clients, and over the rounds that its column names. "
     "Differences from the best: mean, and 95 % interval (Student's t) of the paired differences of runs with the same seed and "
     "clients; of a single run, over its clients. There is none where a run of either has no partner."
 )
@@ -31,12 +31,14 @@ def head(groups: Sequence[Group]) -> tuple[str, ...]:
     """The columns of :func:`cells`."""
     score = groups[0].score
     less, unit = "" if score.higher_is_better else ", less is better", " in %" if score.in_percent else ""
-    value = f"{score.title}{unit}{less} ({'best round' if groups[0].at_best else mean_over(groups)})"
+    value = f"{score.title}{unit}{less} ({mean_over(groups)})"
     return "runs", "n", value, "difference from the best (95 %)", "worst tenth", "up", "down"
 
 
 def mean_over(groups: Sequence[Group]) -> str:
-    """Of which rounds a run's score is: ``mean of the last 10 rounds``."""
+    """Of which rounds a run's score is: ``mean of the last 10 rounds``, or ``best round``."""
+    if groups[0].at_best:
+        return "best round"
     lengths = sorted({group.averaged_rounds for group in groups if group.averaged_rounds is not None}) or [1]
     if lengths == [1]:
         return "last round"

@@ -270,7 +270,9 @@ def test_with_patience_the_best_round_of_each_run_ranks(tmp_path: Path) -> None:
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
         best = {"round": curve.index(max(curve)), "metric": "accuracy", "score": max(curve), "last_update_per_client": []}
         guessed = {"chance": 0.5, "constant": {"accuracy": 0.5}, "at_chance": True}
-        (run / "summary.json").write_text(json.dumps(summary | guessed | {"best": best, "rounds": 3}), encoding="utf-8")
+        (run / "summary.json").write_text(
+            json.dumps(summary | guessed | {"best": best, "rounds": 3, "averaged_rounds": 10}), encoding="utf-8"
+        )
         (tmp_path / "runs").mkdir(exist_ok=True)
         run.rename(tmp_path / "runs" / f"{label}-s{seed}")
     result = _ranked(tried, tmp_path, {})
@@ -280,7 +282,8 @@ def test_with_patience_the_best_round_of_each_run_ranks(tmp_path: Path) -> None:
     assert second.from_best is not None and second.from_best.mean == pytest.approx(-0.125), "of -0.1 and -0.15"
     assert result.best_rounds == (1, 2) and "best round: 1, 2 of the runs" in chosen_on(result)
     assert not result.at_chance, "0.7 and 0.8, with errors of 0.1 over the clients; the last rounds are at chance"
-    assert "accuracy in % (best round) |" in as_markdown(result.groups)
+    table = as_markdown(result.groups)
+    assert "accuracy in % (best round) |" in table and "from round 1 on" not in table and "last rounds" not in table
     without = grid_of(None, {"method": "fedprox", "rounds": 3}, {"lr": [0.01, 0.1]}, (0, 1))
     last = _ranked(without, tmp_path, {})
     assert last.best == {"train.lr": 0.1} and not last.best_rounds and "best round" not in as_markdown(last.groups)
