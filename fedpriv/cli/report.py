@@ -147,7 +147,7 @@ class Reporter:
         summary, records = outcome.summary, outcome.folder.records()
         rows = [*_results(summary, records, path), *_costs(summary, records), *self._privacy(summary.get("privacy"))]
         if measured is not None:
-            from fedpriv.audit.sentences import canaries
+            from fedpriv.audit.sentences.epsilon import canaries
 
             rows += [("  measured", sentence) for sentence in canaries(measured)]
         rows += [*_rounds(summary, records), ("run folder", path), ("tracking", self._tracking(outcome))]

@@ -25,7 +25,8 @@ from fedpriv.audit.results.membership import MembershipOutcome
 from fedpriv.audit.results.outcome import Interval, Sender, TargetKind
 from fedpriv.audit.results.texts import TextTargetResult
 from fedpriv.audit.results.wire import TensorInfo, Wire
-from fedpriv.audit.sentences import thoroughness, verdict
+from fedpriv.audit.sentences.overview import thoroughness
+from fedpriv.audit.sentences.verdict import verdict
 from fedpriv.cli.frontier import frontier
 from fedpriv.config import parse_assignment
 from fedpriv.frontier.grid import Defence

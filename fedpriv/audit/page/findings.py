@@ -36,7 +36,8 @@ from fedpriv.audit.results.outcome import ControlResult, Interval
 from fedpriv.audit.results.rows import RowOutcome, RowRates, RowTarget
 from fedpriv.audit.results.sums import Value
 from fedpriv.audit.results.texts import TextOutcome, TextScoreMeans, TextTargetResult
-from fedpriv.audit.sentences import epsilon_notes, known_members
+from fedpriv.audit.sentences.clients import known_members
+from fedpriv.audit.sentences.epsilon import epsilon_notes
 
 Cells = Sequence[Content]
 _MOST_CLASSES = 8

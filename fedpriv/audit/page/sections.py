@@ -48,7 +48,7 @@ from fedpriv.audit.page.blocks import (
 from fedpriv.audit.results.audit import About, Audit, AuditedRun
 from fedpriv.audit.results.outcome import TargetKind
 from fedpriv.audit.results.wire import TensorInfo
-from fedpriv.audit.sentences import audited, thoroughness
+from fedpriv.audit.sentences.overview import audited, thoroughness
 from fedpriv.scores.catalogue import score_named
 
 _NONE = "No run was audited."
