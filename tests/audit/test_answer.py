@@ -17,7 +17,7 @@ from fedpriv.audit.answer import CONTRADICTED, MEMBERS, NOT_KNOWN, NOTHING, SAMP
 from fedpriv.audit.conditions import conditions
 from fedpriv.audit.judge.coverage import coverage
 from fedpriv.audit.page.change import changes
-from fedpriv.audit.page.sections import _labels_found
+from fedpriv.audit.page.overview import _labels_found
 from fedpriv.audit.results.audit import Answer, AuditedRun, Coverage
 from fedpriv.audit.results.images import ImageOutcome, ImageTarget
 from fedpriv.audit.results.labels import ShadowLabels
