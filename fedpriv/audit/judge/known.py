@@ -33,7 +33,7 @@ def samples_cut(run: AuditedRun) -> bool:
     return any(was_cut(run.not_run.get(part)) for part in left_out) or any(map(_was_cut, targets))
 
 
-def _was_cut(target: ImageTarget | TextTargetResult | RowTarget) -> bool:
+def _was_cut(target: Target) -> bool:
     """Whether an attack on a target was cut. One on texts or rows that ran never counts as cut, even if its control was."""
     if isinstance(target, ImageTarget):
         return any(was_cut(outcome.cut) or any(map(was_cut, outcome.status.reasons)) for outcome in target.outcomes)
