@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedpriv.cli import main
-from fedpriv.cli.common import command, console, loading, png
-from fedpriv.cli.controls import held_to, progress, tell_controls, wide_console, with_options
+from fedpriv.cli.common import DATA_DIR, RUNS_DIR, command, console, loading, png
+from fedpriv.cli.controls import held_to, progress, tell_controls, with_options
 from fedpriv.cli.listing import Rows, check_name, listed
 from fedpriv.cli.terminal import FilePath
 from fedpriv.errors import UnknownName, UsageError
@@ -50,7 +50,7 @@ MASKS = "secagg-masks"
     "--dataset",
     help="Attack one step on test samples of a data set. Default: crops of two photographs, synthetic requests, or made-up rows.",
 )
-@click.option("--data-dir", type=FilePath(), help="Folder with <name>/{train,test}.parquet (or set FEDPRIV_DATA).")
+@DATA_DIR
 @click.option(
     "--n",
     "count",
@@ -77,7 +77,7 @@ MASKS = "secagg-masks"
     help="An option of the attack, or data.label of --dataset; repeatable.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of net, labels and starts.")
-@click.option("--runs-dir", type=FilePath(), default=Path("runs"), help="Folder that holds the run folders.")
+@RUNS_DIR
 @click.option("--output", type=FilePath(), callback=png, help="Draw originals and reconstructions as a PNG.")
 def attack(
     name: str, assignments: tuple[str, ...], seed: int, output: Path | None, run_name: str | None, threat: str, **chosen: Any
@@ -156,7 +156,7 @@ def _attack_images(
     from fedpriv.audit.images import figures
     from fedpriv.audit.images.attempts import FIRST, until_decided
 
-    out = wide_console()
+    out = console(width=120)
     played: Replay | None = None
     if image_attack(name).is_malicious():
         attack = with_options(image_attack(name), name, options)

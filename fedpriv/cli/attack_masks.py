@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from fedpriv.cli.controls import held_to, progress, tell_controls, wide_console, with_options
+from fedpriv.cli.common import console
+from fedpriv.cli.controls import held_to, progress, tell_controls, with_options
 from fedpriv.errors import UsageError
 
 NAME, EXACT, STEPS = "secagg-masks", 1e-4, 16
@@ -40,7 +41,7 @@ def attack_masks(options: Mapping[str, Any], seed: int, **others: Any) -> dict[s
 
     rounds = {"flower": masked_round(flower_mask, seed=seed), "fedpriv": masked_round(our_mask, seed=seed)}
     numbers = attack.numbers(number_of(flower_seed(rounds["flower"].key)))
-    out = wide_console()
+    out = console(width=120)
     given_bits = SEED_BITS - attack.bits
     known = f"; {given_bits} further bits of it are given (an oracle)" if given_bits else ""
     out.print(f"the server knows both masked uploads, and tries {len(numbers):,} seeds of their mask{known}", soft_wrap=True)

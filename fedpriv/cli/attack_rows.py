@@ -7,7 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpriv.cli.controls import held_to, progress, tell_controls, wide_console, with_options
+from fedpriv.cli.common import console
+from fedpriv.cli.controls import held_to, progress, tell_controls, with_options
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def attack_rows(name: str, options: Mapping[str, Any], seed: int, run_name: str 
     for option in OF_OTHERS:
         if chosen.pop(option):
             raise UsageError(f"--{option.replace('_', '-')} does not apply to {name}, an attack on rows of a table")
-    attack, out = with_options(row_attack(name), name, options), wide_console()
+    attack, out = with_options(row_attack(name), name, options), console(width=120)
     attacker = row_attacker(type(attack), vars(attack))
     title, target = _target(seed, run_name, **chosen)
     with progress(1) as begin:

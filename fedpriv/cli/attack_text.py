@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpriv.cli.controls import held_to, progress, tell_controls, wide_console, with_options
+from fedpriv.cli.common import console
+from fedpriv.cli.controls import held_to, progress, tell_controls, with_options
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
     from fedpriv.attacks.text.controls import text_controls
     from fedpriv.audit.text import figures
 
-    out = wide_console()
+    out = console(width=120)
     target, played = _target(name, seed, run_name, **chosen), None
     if (attack := with_options(text_attack(name), name, options)).is_malicious():
         assert run_name is not None, "fedpriv attack asks for a run"

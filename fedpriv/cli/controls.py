@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fedpriv.cli.common import console
 from fedpriv.cli.terminal import say, terminal
 from fedpriv.cli.terminal import shown as shown_text
 from fedpriv.errors import FedprivError, UsageError
@@ -22,19 +21,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-WIDTH = 120
 PULSE = 4.0
 """Seconds between two looks at what is being done, on a terminal, whose line they replace."""
 PULSE_IN_A_FILE = 60.0
 """Seconds between two lines on what is being done, where the output is no terminal."""
-
-
-def wide_console() -> Console:
-    """As :func:`fedpriv.cli.common.console`, but wide where the output is a file."""
-    out = console()
-    if not out.is_terminal:
-        out.width = WIDTH
-    return out
 
 
 def with_options(kind: type[T], name: str, options: Mapping[str, Any]) -> T:
