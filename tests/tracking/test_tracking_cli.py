@@ -20,7 +20,7 @@ from PIL import Image
 from fedpriv.audit.results.audit import AuditedRun
 from fedpriv.audit.results.stored import to_json
 from fedpriv.cli import main
-from fedpriv.cli.report import _ui
+from fedpriv.cli.next_commands import ui_command
 from fedpriv.cli.ui import _announce
 from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking.access import _limit_answers
@@ -414,7 +414,7 @@ def test_the_end_of_a_run_names_the_ui_that_shows_it(tmp_path: Path, monkeypatch
     beside = f"sqlite:///{tmp_path / 'mlflow.db'}"
 
     def named(uri: str, tracker: str = "mlflow") -> str | None:
-        return _ui({"name": tracker, "uri": uri}, tmp_path, "some/runs")
+        return ui_command({"name": tracker, "uri": uri}, tmp_path, "some/runs")
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert named(beside) == "fedpriv ui --runs-dir some/runs"
