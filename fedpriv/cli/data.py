@@ -87,9 +87,9 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
 
     from fedpriv.config import filled
     from fedpriv.data.partitions.partition import make_partition
-    from fedpriv.data.partitions.picture import draw_partition
     from fedpriv.data.sources import open_data
     from fedpriv.data.user_data.owners import GIVEN, owners_of, with_clients
+    from fedpriv.plots.partition import draw_partition
     from fedpriv.simulation.setup import resolve
 
     # Participation does not affect the partition, so the file's share need not suit --clients.

@@ -9,59 +9,22 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedpriv.data.assembling import assemble
 from fedpriv.data.dataset import Opened
 from fedpriv.data.tables.columns import Columns
+from fedpriv.data.tables.samples_in_files import SamplesInFiles
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
-    import datasets
-    import pyarrow as pa
-
     from fedpriv.data.tables.files import Table
 
 TASKS = ("damage_severity", "disaster_types", "humanitarian", "informative")
 """The columns of labels."""
 HAD = "MEDIC is had at crisisnlp.qcri.org/medic; its folder goes to <dir>/medic_images, and <dir> is --data-dir or FEDPRIV_DATA"
 _PATH = "image_path"
-
-
-@dataclass(frozen=True)
-class ImageTable:
-    """Images by path, as a :class:`fedpriv.data.tables.files.Table` with the columns image and label, read on access."""
-
-    origin: str
-    images: tuple[Path, ...]
-    labels: tuple[int, ...]
-    classes: tuple[str, ...]
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return self.images
-
-    def at(self, row: int) -> str:
-        return str(self.images[row])
-
-    def written(self, name: str) -> None:
-        return None
-
-    @cached_property
-    def features(self) -> datasets.Features:
-        import datasets
-
-        return datasets.Features({"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=list(self.classes))})
-
-    def column(self, name: str) -> pa.ChunkedArray:
-        import pyarrow as pa
-
-        paths = ({"bytes": None, "path": str(image)} for image in self.images)
-        values: list[Any] = list(paths) if name == "image" else list(self.labels)
-        return pa.chunked_array([pa.array(values, type=self.features.arrow_schema.field(name).type)])
 
 
 def medic_opener(task: str) -> Callable[[Path | None], Opened]:
@@ -79,7 +42,7 @@ def medic_opener(task: str) -> Callable[[Path | None], Opened]:
         if unknown := sorted({label for _, label in rows["test"]} - set(classes)):
             raise UsageError(f"{folder / 'MEDIC_test.tsv'}: no training image has the {task} {unknown[0]!r}")
         tables: list[Table] = [
-            ImageTable(
+            SamplesInFiles(
                 str(folder / f"MEDIC_{split}.tsv"),
                 tuple(folder / path for path, _ in pairs),
                 tuple(classes.index(label) for _, label in pairs),

@@ -312,7 +312,7 @@ def test_what_is_beside_the_tables_of_splits_is_said(tmp_path: Path) -> None:
     (folder / "photos" / "benign" / "0.png").rename(folder / "cover.png")
     (folder / "LICENSE").write_text("as you like")
     found = load_dataset(str(folder))
-    assert len(found.train_labels) == 10 and f"not read in {folder}: photos, cover.png" in found.notes
+    assert len(found.train_labels) == 10 and f"not read in {folder}: cover.png, photos" in found.notes
 
 
 @pytest.mark.parametrize("layout", ["", "train", "clients"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedpriv.data.tables.files import Table, from_zero, without_half_floats
+from fedpriv.data.tables.files import Table, Typed, from_zero, without_half_floats
 from fedpriv.errors import FedprivError, UsageError, first_line
 from fedpriv.hub import hub_mode
 
@@ -20,8 +20,8 @@ SPLITS = ("test", "valid", "validation", "val")
 
 
 @dataclass(frozen=True)
-class HubTable:
-    """A split that the `datasets` library opened (from the hub, what it saved, or an image folder)."""
+class HubTable(Typed):
+    """A split that the `datasets` library opened, from the hub or what it saved."""
 
     rows: datasets.Dataset
     origin: str
@@ -33,9 +33,6 @@ class HubTable:
 
     def at(self, row: int) -> str:
         return from_zero(self.origin, row)
-
-    def written(self, name: str) -> None:
-        return None
 
     def column(self, name: str) -> pa.ChunkedArray:
         return without_half_floats(self.rows.select_columns([name]).with_format("arrow")[:].column(name))
