@@ -18,7 +18,8 @@ from torch.nn.utils import spectral_norm, weight_norm
 from fedpriv.models.net import Net
 from fedpriv.models.pairs.fusion import WIDTH, Branch, Fusion
 from fedpriv.models.registry import assemble
-from fedpriv.models.state import State, changed_by_data, find_hidden_state, perturb, random_images, samples_interact
+from fedpriv.models.snapshot import State
+from fedpriv.models.state import changed_by_data, find_hidden_state, perturb, random_images, samples_interact
 from fedpriv.models.text.transformer import TextEncoder, text_encoder
 from fedpriv.parameters import ParameterSpace
 from tests.models.test_stacked import with_encoder
