@@ -132,7 +132,7 @@ class RunConfig(Section):
 
     @property
     def called(self) -> str:
-        """What the run trains with, for people: the method's name, and those of the halves that replace its own."""
+        """What the run trains with, for people: the method's name, and those of the parts that replace its own."""
         return "-".join(part.name for part in (self.method, self.objective, self.aggregation) if part is not None)
 
     def participants_of(self, available: int) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TASKS = ("damage_severity", "disaster_types", "humanitarian", "informative")
 """The columns of labels."""
-HAD = "MEDIC is had at crisisnlp.qcri.org/medic; its folder goes to <dir>/medic_images, and <dir> is --data-dir or FEDPRIV_DATA"
+WHERE = "MEDIC is available at crisisnlp.qcri.org/medic; its folder goes to <dir>/medic_images, and <dir> is --data-dir or FEDPRIV_DATA"
 _PATH = "image_path"
 
 
@@ -36,7 +36,7 @@ def medic_opener(task: str) -> Callable[[Path | None], Opened]:
     def open_(data_dir: Path | None) -> Opened:
         folder = data_dir / "medic_images" if data_dir else None
         if folder is None or not folder.is_dir():
-            raise UsageError(f"medic_{task} is not at {folder or '<dir>/medic_images'}: {HAD}")
+            raise UsageError(f"medic_{task} is not at {folder or '<dir>/medic_images'}: {WHERE}")
         rows = {split: _read(folder / f"MEDIC_{split}.tsv", task) for split in ("train", "test")}
         classes = tuple(sorted({label for _, label in rows["train"]}))
         if unknown := sorted({label for _, label in rows["test"]} - set(classes)):
@@ -65,7 +65,7 @@ def _read(file: Path, task: str) -> list[tuple[str, str]]:
                 raise UsageError(f"{file} has no column {min(missing)!r}; its columns are: {', '.join(reader.fieldnames or ())}")
             rows = [(row[_PATH], row[task]) for row in reader]
     except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}; {HAD}") from None
+        raise UsageError(f"{file}: {error.strerror}; {WHERE}") from None
     for number, (path, label) in enumerate(rows, 2):
         if not path or not label:
             raise UsageError(f"{file}, line {number} has no {_PATH if not path else task}")

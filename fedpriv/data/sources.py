@@ -54,7 +54,7 @@ def load_labels(name: str, data_dir: Path | None = None, limit: int | None = Non
 
 
 def load_data(data: DataConfig) -> Dataset:
-    """As :func:`read_data`, with samples that are scaled and coded by statistics of all training rows, as of one client's."""
+    """As :func:`read_data`, with samples that are scaled and coded as if one client held all of them."""
     dataset = read_data(data)
     if dataset.is_encoded:
         return dataset
@@ -112,10 +112,10 @@ def _scaling(data: DataConfig, source: Source, channels: int) -> tuple[tuple[flo
 
 
 def known_scaling(data: DataConfig, channels: int, named: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """As :func:`_scaling`, where there may be no data.
+    """As :func:`_scaling`, where no data can be read.
 
     Args:
-        named: whether the config names the data set; otherwise the clients' data are their own.
+        named: whether the config names the data set; false: clients bring data of their own.
     """
     if named or data.pixels != "standardised":
         return _scaling(data, _find(data.name, data), channels)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SPLITS = ("test", "valid", "validation", "val")
-"""Names of a test split, the first of which that is there is taken."""
+"""Names of a test split; the first that is there is taken."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def open_hub(
 
     Args:
         splits: which ones; ``None``: the training split, and a test split (:data:`SPLITS`) if there is one.
-        hint: what helps where it cannot be had.
+        hint: what to do where it is not available.
         config, revision: those of the data set; ``None``: its only config, its latest revision.
 
     Raises:
