@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TASKS = ("damage_severity", "disaster_types", "humanitarian", "informative")
 """The columns of labels."""
-WHERE = "MEDIC is available at crisisnlp.qcri.org/medic; its folder goes to <dir>/medic_images, and <dir> is --data-dir or FEDPRIV_DATA"
+WHERE = "MEDIC is at crisisnlp.qcri.org/medic; its folder goes to <dir>/medic_images, and <dir> is --data-dir or FEDPRIV_DATA"
 _PATH = "image_path"
 
 
