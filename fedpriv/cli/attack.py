@@ -10,7 +10,7 @@ from fedpriv.cli import main
 from fedpriv.cli.attack_request import LABEL, Kind, Request
 from fedpriv.cli.common import DATA_DIR, RUNS_DIR, command, console, loading, png
 from fedpriv.cli.listing import Rows, check_name, listed
-from fedpriv.cli.terminal import FilePath
+from fedpriv.cli.terminal import FilePath, ruled_table
 from fedpriv.errors import UnknownName, UsageError
 
 MASKS = "secagg-masks"
@@ -127,13 +127,8 @@ def attacks() -> dict[str, Any]:
     \b
     Example: fedpriv attacks --json
     """
-    from rich import box
-    from rich.table import Table
-
     rows = listed("attacks", compute=_all)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("name", "on", "what it does", "options (default)"):
-        table.add_column(column, overflow="fold")
+    table = ruled_table("name", "on", "what it does", "options (default)")
     for row in rows["attacks"]:
         shown = ", ".join(f"{option['name']}={option['default']}" for option in row["options"])
         table.add_row(row["name"], row["on"], row["about"], shown)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedpriv.cli.attack_request import Request
 from fedpriv.cli.common import console
 from fedpriv.cli.controls import held_to, progress, tell_controls, with_options
+from fedpriv.cli.terminal import ruled_table
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,9 +29,6 @@ def attack_rows(request: Request) -> dict[str, Any]:
         UsageError: an option does not apply, or the run or the data set has no rows.
         FedprivError: a control failed.
     """
-    from rich import box
-    from rich.table import Table
-
     from fedpriv.attacks.attack import row_attack
     from fedpriv.attacks.lab.row_attempts import row_attacker
     from fedpriv.attacks.lab.trial import Trial
@@ -53,16 +51,13 @@ def attack_rows(request: Request) -> dict[str, Any]:
         out.print(f"a failure of {name} is no evidence: {'; '.join(map(str, attempt.doubts))}", soft_wrap=True)
     typical = typical_row(target.encoding).to(target.rows).expand_as(target.rows)
     guess = score_rows(typical, target.rows, target.encoding)
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    for title_of_column in ("attack", "cells right", "whole rows", "of these hardly by chance", "labels right", "CPU s"):
-        table.add_column(title_of_column)
+    heads = ("attack", "cells right", "whole rows", "of these hardly by chance", "labels right", "CPU s")
+    table = ruled_table(*heads, title=title)
     seconds = attempt.reconstruction.cpu_seconds
     table.add_row(name, *map(_cell, _rates(attempt.scores, attempt.sure)), f"{seconds:.1f}")
     table.add_row(GUESS, *map(_cell, _rates(guess, None)), "")
     out.print(table)
-    example = Table(title="the row with most right cells", box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    for title_of_column in ("column", "true", "recovered"):
-        example.add_column(title_of_column, overflow="fold")
+    example = ruled_table("column", "true", "recovered", title="the row with most right cells")
     best = int(attempt.scores.hits.sum(1).argmax())
     pair = (target.encoding.decode(rows[best : best + 1].cpu())[0] for rows in (target.rows, attempt.raw))
     for column, truth, recovered in zip(target.encoding.columns, *pair, strict=True):
