@@ -34,8 +34,7 @@ def attack_rows(name: str, options: Mapping[str, Any], seed: int, run_name: str 
     from rich.table import Table
 
     from fedpriv.attacks.attack import row_attack
-    from fedpriv.attacks.lab.row_attempts import row_attacker
-    from fedpriv.attacks.lab.trial import Trial
+    from fedpriv.attacks.lab.trial import Attacker, Trial
     from fedpriv.attacks.scoring.row_scores import score_rows, typical_row
     from fedpriv.audit.rows.figures import written
 
@@ -43,7 +42,7 @@ def attack_rows(name: str, options: Mapping[str, Any], seed: int, run_name: str 
         if chosen.pop(option):
             raise UsageError(f"--{option.replace('_', '-')} does not apply to {name}, an attack on rows of a table")
     attack, out = with_options(row_attack(name), name, options), wide_console()
-    attacker = row_attacker(type(attack), vars(attack))
+    attacker = Attacker.of(type(attack), vars(attack))
     title, target = _target(seed, run_name, **chosen)
     with progress(1) as begin:
         begin(f"{title}: {name}")
