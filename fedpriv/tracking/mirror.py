@@ -264,7 +264,8 @@ class _Copy:
 
         config = read_yaml(self.run_dir / "config.yaml")
         # Parameters cannot be changed in MLflow, so existing ones stay: a resumed run may have another device.
-        fresh = [Param(key, value) for key, value in params(config).items() if key not in known]
+        values = params(config) | {"data.name": self.facts["dataset"]}  # the clients' own in a deployment, whatever the config's
+        fresh = [Param(key, value) for key, value in values.items() if key not in known]
         for start in range(0, len(fresh), _PARAMS_PER_BATCH):
             batch = fresh[start : start + _PARAMS_PER_BATCH]
             self.client.log_batch(self._id, params=batch)
