@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedpriv.cli import main
-from fedpriv.cli.common import STORE, command, console, loading, run_folders, send
+from fedpriv.cli.common import RUNS_DIR, STORE, command, console, loading, run_folders, send
 from fedpriv.cli.terminal import FilePath, styled
 from fedpriv.untrusted.addresses import hide_secrets
 
@@ -81,7 +81,7 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     "torch.export, such as the record's net.pt2, which can run any code of its writer: load none that you do not trust.",
 )
 @STORE
-@click.option("--runs-dir", type=FilePath(), default=Path("runs"), show_default=True, help="Folder of the runs.")
+@RUNS_DIR
 def audit(
     runs: tuple[str, ...],
     workers: int | None,

@@ -85,6 +85,10 @@ def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callabl
     return register
 
 
+RUNS_DIR = click.option(
+    "--runs-dir", type=FilePath(), default=Path("runs"), show_default=True, help="Folder that holds the run folders."
+)
+DATA_DIR = click.option("--data-dir", type=FilePath(), help="Folder with <name>/{train,test}.parquet (or set FEDPRIV_DATA).")
 STORE = click.option("--tracking-uri", help="MLflow store for the result. Required if the run names a store other than yours.")
 
 
@@ -150,9 +154,15 @@ def loading() -> None:
         say("loading PyTorch", err=True)
 
 
-def console() -> Console:
-    """The console for human-readable output: standard output, or standard error with ``--json``."""
+def console(width: int | None = None) -> Console:
+    """The console for human-readable output: standard output, or standard error with ``--json``.
+
+    Args:
+        width: in characters, if the output is a file; ``None``: rich's default.
+    """
     console: Console = terminal(err=bool(click.get_current_context().meta.get("fedpriv.json")))
+    if width is not None and not console.is_terminal:
+        console.width = width
     return console
 
 

@@ -70,9 +70,9 @@ _RUN_FLAGS: dict[str, tuple[Any, str]] = {
     "tracking": (str, "Where records are copied: mlflow (default), tensorboard, or a plug-in's name."),
     "tracking-uri": (str, "MLflow tracking URI; 'none' for no tracking. Default: SQLite beside the runs."),
     "run-dir": (Path, "Folder of this run. Default: runs/<date>-<method>-<data>-s<seed>."),
-    "title": (str, "Title of the run, for the audit's page and for MLflow."),
-    "owner": (str, "Who answers for the run, for the same."),
-    "data-description": (str, "What the data are, for a reader who does not know them; for the same."),
+    "title": (str, "Title of the run, on the audit's page and in MLflow."),
+    "owner": (str, "Who answers for the run; shown as the title is."),
+    "data-description": (str, "What the data are, for a reader who does not know them; shown as the title is."),
 }
 
 Command = Callable[..., Any]

@@ -58,6 +58,21 @@ def styled(*parts: str | tuple[str, str]) -> Any:
     return Text.assemble(*(shown(part) if isinstance(part, str) else (shown(part[0]), part[1]) for part in parts))
 
 
+def ruled_table(*columns: str, title: str | None = None, **how: Any) -> Any:
+    """An empty rich table with a line below its head; long cells are folded.
+
+    Args:
+        how: further arguments of :class:`rich.table.Table`.
+    """
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, **how)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
 class SafeGroup(click.Group):
     """A group of commands whose usage errors, which repeat what was typed, are printed like all else; ``--json`` holds."""
 

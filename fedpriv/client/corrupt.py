@@ -1,6 +1,6 @@
 """Bad clients of a simulation: they train on flipped labels, or send another update than the trained one.
 
-They are there to see what an aggregation holds against. Their tests are on their real labels.
+They show how robust an aggregation is. They are tested on their real labels.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def assemble(
     choice: SampleChoice | None = None,
     task: LabelKind | None = None,
 ) -> Opened:
-    """A data set of one table (divided, class by class; of clients, client by client) or two (training, test).
+    """A data set of two tables (training and test), or of one, which is divided class by class, or client by client.
 
     Args:
         mode: grey or colour; ``None``: grey where all images are.

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from fedpriv.data.tables.files import Table
 
 FEW = 20
-"""As many labels may be classes, however few samples there are."""
+"""Up to so many distinct labels may be classes, however few samples there are."""
 NEARLY_ALL = 0.9
-"""Share of the samples: with more distinct labels than that, they are names of samples."""
+"""With more distinct labels than this share of the samples, labels are names of samples."""
 
 _SHOWN = 5
 """How many classes an error names, and how many groups of spellings a line."""
@@ -56,8 +56,8 @@ def read_labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64
 
 
 def look_like_numbers(table: Table, column: str) -> bool:
-    """Whether labels are numbers to predict where nothing says what they are: more than :data:`FEW` different ones that do not
-    number classes, as the whole numbers from 0 or 1 on do without a gap."""
+    """Whether labels look like numbers to predict: there are more than :data:`FEW` different ones, and these are not the whole
+    numbers from 0 or 1 on without a gap, which number classes."""
     from fedpriv.data.user_data.numbers import DATED, numbers_of
 
     if class_names(table, column) is not None or (numbers := numbers_of(_column(table, column))) is None or numbers.unit in DATED:
@@ -150,7 +150,7 @@ def _values(table: Table, column: pa.ChunkedArray, name: str, given: tuple[str, 
     if np.issubdtype(values.dtype, np.floating) and (rows := np.flatnonzero(~np.isfinite(values))).size:
         raise UsageError(f"{table.at(rows[0])}: the label in column {name!r} is {values[rows[0]]}")
     if np.issubdtype(values.dtype, np.floating):
-        values = values + 0.0  # of which -0.0 is 0.0
+        values = values + 0.0  # makes -0.0 0.0
     if values.dtype == object and isinstance(values[0], np.ndarray | dict | bytes):
         raise UsageError(f"{table.origin}: column {name!r} holds no labels but a {type(values[0]).__name__} in each row")
     blank = [row for row, value in enumerate(values) if not str(value).strip()] if values.dtype == object else []
@@ -180,7 +180,8 @@ def _numbered(tables: list[Table], values: list[NDArray[Any]], column: str) -> t
 
 
 def _ids(table: Table, values: NDArray[Any], column: str, classes: tuple[str, ...], numbers: bool) -> NDArray[np.int64]:
-    """
+    """The class ids ``(N,)`` of labels.
+
     Args:
         numbers: whether numbers are ids; else they are names.
     """

@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedpriv.models.net import Net
-from fedpriv.models.state import fixed_randomness, random_samples, unchanged
+from fedpriv.models.snapshot import unchanged
+from fedpriv.models.state import fixed_randomness, random_samples
 from fedpriv.parameters import layer_of
 
 

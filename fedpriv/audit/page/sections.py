@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from fedpriv.attacks.attack import ATTACKS
 from fedpriv.audit.answer import WORDS
 from fedpriv.audit.facts import cost_in_sentences
 from fedpriv.audit.formats import listed, of_score, over_rounds, paired, percent, plain, ranked, size, whole
@@ -48,7 +49,10 @@ def sections(audit: Audit) -> list[Section]:
 
 def _terms(runs: Sequence[AuditedRun]) -> Section:
     meant = [words.RULES.format(words=", ".join(WORDS)), *([words.RULES_OF_ROWS] if any(run.rows for run in runs) else [])]
-    terms = {"answer": " ".join(meant)} | words.GLOSSARY
+    attempts = {outcome.attack for run in runs for at in (*run.images, *run.texts, *run.rows) for outcome in at.outcomes}
+    known = {name: kind for name, kind in ATTACKS.all().items() if name in attempts}
+    attacks = {name: (kind.__doc__ or "").partition("\n")[0] for name, kind in known.items()}
+    terms = {"answer": " ".join(meant)} | words.GLOSSARY | attacks
     return Section("Terms", [Facts(terms.items(), "terms")], anchor="terms", link="Terms")
 
 

@@ -31,7 +31,7 @@ class ColumnForm:
 
 @dataclass(frozen=True)
 class SampleKind:
-    """What is to be known of samples before they can be scaled and coded.
+    """What samples are, from which follows what statistics they need before they can be scaled and coded.
 
     Attributes:
         columns: of a table.

@@ -1,4 +1,4 @@
-"""How many bits a channel of an image has, which Pillow does not say where it reads 8 of them."""
+"""The bits a channel of an image's file, of which Pillow may read 8 without saying so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEEP = "has more than 8 bits a channel; convert it to 8 bits first"
 _MODES = ("I", "F")
 """Of 16 and 32 bits a pixel: an 8-bit copy would have to guess the range."""
 _RAW = re.compile(r"(LA?;16|.+;(12|16|32)F?[BLNS]+)")
-"""Pillow's names of the forms of pixels in a file that have more bits; those of two bytes for all three colours are others."""
+"""Pillow's names of pixel formats with more than 8 bits a channel; those of two bytes for all three colours do not match."""
 _BITS_PER_SAMPLE = 258  # of TIFF
 _STATED = ("JPEG2000", "AVIF")
 _HEADERS = 1 << 16  # bytes from the beginning within which the formats below say how deep they are

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fedpriv.data.tables.files import Table
 
 MANY = 50
-"""Of so many rows, a measurement does not have a distinct whole number in each."""
+"""In so many rows, whole numbers that measure something are not all distinct."""
 _WORDS = re.compile(r"[^\W\d_]{2,}\W*\s\W*\w|\w\W*\s\W*[^\W\d_]{2,}|[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]{2}")
 _INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+|")  # pandas': of parquet, of CSV read and written again, of CSV
 TEXTS = "text: over half of its values are distinct"
@@ -141,8 +141,10 @@ def arrays_of(rows: Rows, name: str) -> NDArray[np.floating[Any]]:
 
 
 def has_words(values: pa.ChunkedArray) -> bool:
-    """Whether over half of the values of a column of strings are texts of several words, and no codes of persons or files; or are
-    of a script that has no spaces between words."""
+    """Whether over half of the values of a column of strings are texts, and no codes of persons or files.
+
+    They then have several words, or are of a script without spaces between words.
+    """
     there = [str(value) for value in values.to_pylist() if value]
     return 2 * sum(_WORDS.search(value) is not None for value in there) > len(there)
 
@@ -214,9 +216,9 @@ def _no_feature(name: str, values: pa.ChunkedArray, owners: Sequence[NDArray[np.
 
 
 def _are_row_numbers(name: str, values: pa.ChunkedArray, owners: Sequence[NDArray[np.int64]]) -> bool:
-    """Whether a column numbers the rows, or each owner's rows: of sorted samples, a row's number gives its label away.
+    """Whether a column numbers the rows, or each owner's rows. Where samples are sorted, such a number gives the label away.
 
-    So they are by the names that pandas gives to an index, or by their values (:func:`_number_rows`).
+    It is told by a name that pandas gives to an index, or by its values (:func:`_number_rows`).
     """
     import pyarrow.types as kinds
 
@@ -233,8 +235,8 @@ def _are_row_numbers(name: str, values: pa.ChunkedArray, owners: Sequence[NDArra
 def _number_rows(numbers: NDArray[np.integer[Any]], owners: NDArray[np.int64]) -> bool:
     """Whether whole numbers ``(N,)`` number the rows of each owner, in any order.
 
-    So they do where each owner's are distinct, and either are all from 0 or 1 on, or are many and at least half of their range,
-    as after a split.
+    Each owner's numbers must be distinct. They must also run from 0 or 1 on without a gap, or be many and fill at least half of
+    their range, as after a split.
 
     Args:
         owners: ``(N,)`` whose each row is.
