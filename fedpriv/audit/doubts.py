@@ -21,7 +21,7 @@ from fedpriv.attacks.lab.trial import (
     AttemptT,
     Mounted,
     NotTried,
-    Task,
+    SampleTask,
     Trial,
     add_same_net_control,
     difference_reasons,
@@ -36,7 +36,7 @@ EXPLAINED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doubts(Task[AttackT, Result, AttemptT]):
+class Doubts(SampleTask[AttackT, Result, AttemptT]):
     """A target of messages, and why a failure on them may be no evidence.
 
     Attributes:
@@ -92,6 +92,11 @@ class Doubts(Task[AttackT, Result, AttemptT]):
             reason = Reason(over.kind, f"it was not tried on undefended messages of this net ({over})")
             return replace(attempt, reasons=(*attempt.reasons, reason))
         return add_same_net_control(attempt, self.on_same_net(attempt.attacker) if needs_control else None)
+
+    def described(self, record: Record, round: int, client: int, samples: str) -> Self:
+        """The target with a title for the page, which has the number of local steps; ``samples``: their number and kind."""
+        schedule = self.observe(ThreatModel())[0].schedule
+        return replace(self, title=record.title(round, client, samples, None if schedule is None else schedule.steps))
 
     def failed(self, attempt: AttemptT) -> bool:
         """Whether an attempt recovered nothing, or no more than guesses."""
@@ -172,7 +177,7 @@ def with_truth(target: TargetT, source: Source, samples: Tensor, labels: Tensor,
         weights = source.started(first) or source.started(replace(first, first_update=True))
         if weights is None:
             return None
-        return same_net(attacker.attack, source.observe(attacker.threat)[0], weights, record.seed, steps)
+        return same_net(attacker.attack, target.observe(attacker.threat)[0], weights, record.seed, steps)
 
     return replace(
         target, doubt=partial(doubt, is_mean), doubt_of_one_step=partial(doubt, True), doubts_all=record.declared,

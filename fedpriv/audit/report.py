@@ -197,8 +197,8 @@ def _cost_beside(run: AuditedRun, alike: Sequence[AuditedRun]) -> Cost:
 
 
 def _without_defence(run: AuditedRun) -> dict[str, Any]:
-    """The config of a run without its defences, the place of its records, and its executor, which some defences decide; of a
-    record, what it declares."""
+    """What two runs must share to be compared: the config without its defences, the places of its records, and its executor,
+    which some defences decide; of a record, what it declares."""
     if run.source == "record":
         facts = plain_yaml.load(run.config_yaml)
         return {name: value for name, value in facts.items() if name not in ("name", "transforms")}

@@ -90,7 +90,7 @@ def _data(run: AuditedRun) -> str:
 
 
 def _may_be_private(run: AuditedRun) -> bool:
-    """Whether sample-level differential privacy may cover all that the run sends, at most without its statistics."""
+    """Whether sample-level differential privacy could cover all that the run sends, if need be with its statistics left out."""
     statistics = {statistic.what for statistic in run.statistics} - OF_MODEL
     return run.source == "run" and not run.batch_norm and not run.no_dp and statistics <= _REMOVABLE
 

@@ -18,8 +18,8 @@ from fedpriv.audit.record.base import Message, Record
 from fedpriv.audit.rows.figures import by_chance
 
 CONSTANT, OTHERS = "most frequent values", "other rows"
-"""Guesses made without a message: the same row each time, whose cells are right as often as those of any; and rows that no client
-trained on, matched as those of an attack."""
+"""Guesses made without a message: one row for all, whose cells are right as often as possible; and rows that no client trained
+on, matched to the true ones as an attack's rows are."""
 CANDIDATES = 300
 """Public rows whose cells are tried as the most frequent values."""
 
@@ -51,7 +51,7 @@ class Target(Doubts[RowAttack, RowReconstruction, RowAttempt], Rows):
 
     @property
     def constant(self) -> Tensor:
-        """The row ``(F,)`` whose cells are right as often as those of any, by public rows; without these, of means and modes."""
+        """The row ``(F,)`` whose cells are most often right in public rows; without these, of means and most frequent levels."""
         row = typical_row(self.encoding).to(self.rows)
         if len(self.public):
             public = self.public.to(self.rows)
