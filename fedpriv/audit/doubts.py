@@ -60,7 +60,6 @@ class Doubts(SampleTask[AttackT, Result, AttemptT]):
     on_same_net: Callable[[Attacker[Any]], Control | None] = lambda attacker: None
 
     def messages(self, attacker: Attacker[AttackT]) -> list[Sequence[Observation]]:
-        """See :meth:`fedpriv.attacks.lab.trial.Task.messages`."""
         try:
             return list(super().messages(attacker))
         except UsageError as error:

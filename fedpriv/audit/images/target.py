@@ -46,7 +46,6 @@ class Target(Doubts[ImageAttack, Reconstruction, ImageAttempt], Images):
     note: str | None = None
 
     def failed(self, attempt: ImageAttempt) -> bool:
-        """See :meth:`fedpriv.audit.doubts.Doubts.failed`."""
         return (attempt.recovered is not None and not attempt.recovered.successes) or self.guessed(attempt)
 
     def guessed(self, attempt: ImageAttempt) -> bool:

@@ -41,7 +41,6 @@ class Target(Doubts[RowAttack, RowReconstruction, RowAttempt], Rows):
     seed: int = 0
 
     def failed(self, attempt: RowAttempt) -> bool:
-        """See :meth:`fedpriv.audit.doubts.Doubts.failed`."""
         if attempt.scores is None or attempt.sure is None:
             return True
         hits = attempt.scores.hits
@@ -62,7 +61,7 @@ class Target(Doubts[RowAttack, RowReconstruction, RowAttempt], Rows):
 
     @property
     def others(self) -> Tensor:
-        """See :attr:`Rows.others`: public rows where there are any."""
+        """Public rows where there are any; else those of :class:`Rows`."""
         return self.public.to(self.rows) if len(self.public) else super().others
 
     def guesses(self) -> dict[str, Tensor]:
