@@ -59,15 +59,16 @@ class Doubts(SampleTask[AttackT, Result, AttemptT]):
     doubt_of_one_step: Callable[[], str | None] = lambda: None
     on_same_net: Callable[[Attacker[Any]], Control | None] = lambda attacker: None
 
-    def messages(self, attacker: Attacker[AttackT]) -> list[Sequence[Observation]]:
+    def messages(self, attacker: Attacker[AttackT]) -> list[list[Observation]]:
         try:
-            return list(super().messages(attacker))
+            return super().messages(attacker)
         except UsageError as error:
             raise NotTried(Reason("does not apply", str(error))) from None
 
     def judge(self, attacker: Attacker[AttackT], mounted: Mounted[Result], trial: Trial) -> AttemptT:
         """The scores, and :meth:`with_doubts`."""
-        attempt = self.with_doubts(super().judge(attacker, mounted, trial), trial)
+        judged = super().judge(attacker, mounted, trial)  # type: ignore[arg-type]  # mypy takes each kind of result for another
+        attempt = self.with_doubts(judged, trial)
         return attempt if mounted.reach is None else replace(attempt, reasons=difference_reasons([mounted.reach.text]))
 
     def with_doubts(self, attempt: AttemptT, trial: Trial | None = None) -> AttemptT:
@@ -81,11 +82,11 @@ class Doubts(SampleTask[AttackT, Result, AttemptT]):
         attack = attempt.attacker.attack
         if attempt.reconstruction is None:
             return attempt
-        doubt = self.doubt() if self.doubts_all or attack.simulates else None
-        if doubt is None and attack.one_step:
-            doubt = self.doubt_of_one_step()
-        if doubt is not None:
-            return replace(attempt, reasons=(*attempt.reasons, *difference_reasons([doubt])))
+        why = self.doubt() if self.doubts_all or attack.simulates else None
+        if why is None and attack.one_step:
+            why = self.doubt_of_one_step()
+        if why is not None:
+            return replace(attempt, reasons=(*attempt.reasons, *difference_reasons([why])))
         needs_control = attempt.is_evidence and not attack.is_malicious() and self.failed(attempt)
         if needs_control and trial is not None and (over := trial.cut()) is not None:
             reason = Reason(over.kind, f"it was not tried on undefended messages of this net ({over})")

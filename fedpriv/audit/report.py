@@ -157,7 +157,8 @@ def _text_controls(modalities: Collection[str], seed: int, say: Say) -> list[Con
 
 def _in_processes(run_dirs: Sequence[Path], options: AuditOptions, workers: int, say: Say) -> list[Part]:
     """Audit runs side by side; a single one has all processes."""
-    if len(run_dirs) <= 1 or torch.cuda.is_initialized():  # what an accelerator holds does not survive a fork
+    in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if len(run_dirs) <= 1 or in_use:  # what an accelerator holds does not survive a fork
         return [audit_run(run_dir, options, _named(run_dir, say), workers) for run_dir in run_dirs]
     return forked([partial(audit_run, run_dir, options, _named(run_dir, say)) for run_dir in run_dirs], workers)
 

@@ -105,12 +105,6 @@ def cells(run: AuditedRun) -> float | None:
     return max(shares, default=None)
 
 
-def attribute_advantage(run: AuditedRun) -> float | None:
-    """By how much a message names the values of a hidden column more often than the other columns tell them, where that is
-    significant; the largest of all columns."""
-    return attributes.advantage(run)
-
-
 def membership_auc(run: AuditedRun) -> float | None:
     """The largest area of a membership attack, or 1 minus that of an attack that significantly orders members last."""
     return None if (most := members.largest_area(run.membership)) is None else most[0]
@@ -212,7 +206,7 @@ MEASURES: Mapping[str, Measure] = {
     "recovered": Measure(recovered, _samples_open),
     "words": Measure(words, _words_open),
     "cells": Measure(cells, _cells_open),
-    "attribute_advantage": Measure(attribute_advantage, attributes.not_known),
+    "attribute_advantage": Measure(attributes.advantage, attributes.not_known),
     "membership_auc": Measure(membership_auc, _members_open),
     "membership_tpr": Measure(membership_tpr, _tpr_open),
     "epsilon": Measure(epsilon, is_share=False),

@@ -7,7 +7,6 @@ from itertools import groupby
 
 from fedpriv.attacks.attack import ATTACKS
 from fedpriv.audit.answer import WORDS
-from fedpriv.audit.facts import cost_in_sentences
 from fedpriv.audit.formats import listed, of_score, over_rounds, paired, percent, plain, ranked, size, whole
 from fedpriv.audit.page import findings, overview, words
 from fedpriv.audit.page.blocks import (
@@ -26,6 +25,7 @@ from fedpriv.audit.page.blocks import (
 )
 from fedpriv.audit.results.audit import Audit, AuditedRun
 from fedpriv.audit.results.wire import TensorInfo
+from fedpriv.audit.sentences.overview import cost_in_sentences
 from fedpriv.scores.catalogue import score_named
 
 _FEW = 12

@@ -27,7 +27,7 @@ from fedpriv.attacks.lab.control import Control, run_control
 from fedpriv.attacks.lab.same_net import TRIED_ON, undefended
 from fedpriv.attacks.lab.trial import difference_reasons
 from fedpriv.attacks.scoring.scores import wilson
-from fedpriv.audit.judge.attributes import FEW, status_of
+from fedpriv.audit.judge.attributes import FEW, succeeded
 from fedpriv.audit.membership.member_scores import is_finite
 from fedpriv.audit.progress import BudgetSpent, Progress
 from fedpriv.audit.record.base import Message, Record, RegressionInputs
@@ -309,7 +309,7 @@ def _at_once(outcomes: Sequence[AttributeOutcome]) -> tuple[AttributeOutcome, ..
             every, _ = paired_interval(n - figures.guessed.successes, 0, n, level)
             figures = replace(figures, together=Interval(*span, count))
             few = () if every > 0 else (Reason("too few samples", FEW),)
-            outcome = replace(outcome, figures=figures, status=status_of(figures, (*few, *outcome.status.reasons)))
+            outcome = replace(outcome, figures=figures, status=Status.of(succeeded(figures), (*few, *outcome.status.reasons)))
         judged.append(outcome)
     return tuple(judged)
 

@@ -1,4 +1,4 @@
-"""What was audited, and how thoroughly: the sentences beside the answer."""
+"""The sentences beside the answer: what was audited, how thoroughly, and what a defence cost."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 
 from fedpriv.attacks.core.status import Reason, ReasonKind
-from fedpriv.audit.formats import joined, listed, over_rounds, scored
+from fedpriv.audit.formats import changed, joined, listed, over_rounds, percent, plain, scored
 from fedpriv.audit.results.audit import AuditedRun, Coverage
+from fedpriv.scores.catalogue import beside, score_named
 
 _NOT_RUN: Mapping[ReasonKind, str] = {
     "budget spent": "as the budget was spent",
@@ -58,3 +59,28 @@ def thoroughness(coverage: Coverage, budget: float | None) -> str:
 
 def _why_not_run(reason: Reason) -> str:
     return _NOT_RUN.get(reason.kind, "as no control shows that they work")
+
+
+def cost_in_sentences(run: AuditedRun) -> str:
+    """The cost of the defences, in sentences; no conclusion is drawn from a model at chance level."""
+    cost, sentences = run.cost, []
+    if cost.at_chance:
+        sentences.append(
+            f"The model is at chance level: within its 95 % interval, its {score_named(cost.metric).title} is no better than a "
+            f"constant answer's{f' ({percent(cost.chance)})' if cost.metric == 'accuracy' else ''}."
+        )
+    if cost.against is not None:
+        other = f"Against the undefended run {cost.against}: "
+        if cost.at_chance or cost.against_at_chance:
+            whose = "this model is" if not cost.against_at_chance else "both models are" if cost.at_chance else "that model is"
+            other += f"{whose} at chance level, so the cost in {beside(score_named(cost.metric)).title} cannot be determined; "
+        elif (change := changed(cost)) is not None:
+            other += f"{change}, "
+        sentences.append(f"{other}upload {plain(cost.bytes_up_ratio)} times as large.")
+    elif run.defence:
+        sentences.append(
+            "There is no undefended run of the same method among the given ones, so the cost of the defence is not known."
+        )
+    else:
+        sentences.append("This run has no defence, so there is no cost to report.")
+    return " ".join(sentences)
