@@ -25,8 +25,16 @@ def attack_masks(options: Mapping[str, Any], seed: int, **others: Any) -> dict[s
     """
     import numpy as np
 
-    from fedpriv.attacks.inference.masked_round import flower_mask, flower_seed, masked_round, number_of
-    from fedpriv.attacks.inference.masked_sums import SEED_BITS, SecaggMasks, Words, unmask
+    from fedpriv.attacks.inference.masked_sums import (
+        SEED_BITS,
+        SecaggMasks,
+        Words,
+        flower_mask,
+        flower_seed,
+        masked_round,
+        number_of,
+        unmask,
+    )
     from fedpriv.attacks.lab.control import Control
     from fedpriv.secure.masks import mask
 

@@ -130,7 +130,9 @@ def test_the_data_of_one_group_are_in_memory(
 
 def test_shadows_train_in_groups_larger_than_those_of_the_run(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     found, groups, run = evidence(runs["fedavg"], TOGETHER), list[int](), BatchedModels.run
-    monkeypatch.setattr(BatchedModels, "run", lambda models, functions: (groups.append(len(functions)), run(models, functions))[1])
+    monkeypatch.setattr(
+        BatchedModels, "run", lambda models, functions: (groups.append(len(functions)), run(models, functions))[1]
+    )
     assert len(list(updates_of(found).run(found.federation.data.train, range(2 * shadow_updates.TOGETHER)))) == sum(groups)
     assert groups == 2 * [shadow_updates.TOGETHER]
 
