@@ -41,7 +41,7 @@ def attack_images(request: Request) -> dict[str, Any]:
     if target.note:
         out.print(target.note, soft_wrap=True)
     try:
-        tried = attackers(name, target.masked, request.options)
+        tried = attackers(name, target.masked, dict(request.options))
     except KeyError as error:
         raise UsageError(str(error.args[0])) from None
     except TypeError as error:
