@@ -30,14 +30,13 @@ def attack_rows(request: Request) -> dict[str, Any]:
         FedprivError: a control failed.
     """
     from fedpriv.attacks.attack import row_attack
-    from fedpriv.attacks.lab.row_attempts import row_attacker
-    from fedpriv.attacks.lab.trial import Trial
+    from fedpriv.attacks.lab.trial import Attacker, Trial
     from fedpriv.attacks.scoring.row_scores import score_rows, typical_row
     from fedpriv.audit.rows.figures import written
 
     name, out = request.name, console(width=120)
     attack = with_options(row_attack(name), name, request.options)
-    attacker = row_attacker(type(attack), vars(attack))
+    attacker = Attacker.of(type(attack), vars(attack))
     title, target = _target(request)
     with progress(1) as begin:
         begin(f"{title}: {name}")

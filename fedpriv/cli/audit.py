@@ -109,7 +109,7 @@ def audit(
     from fedpriv.audit.conditions import conditions
     from fedpriv.audit.public import audit_folders
     from fedpriv.audit.run_audit import AuditOptions
-    from fedpriv.audit.sentences import audited, thoroughness
+    from fedpriv.audit.sentences.overview import audited, thoroughness
     from fedpriv.errors import ConditionMet
     from fedpriv.processes import usable_cores
     from fedpriv.recorder.reader import is_record

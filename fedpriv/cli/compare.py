@@ -30,11 +30,18 @@ _PATH = FilePath()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @RUNS_DIR
 @click.option("--output", type=_PATH, default="compare.png", show_default=True, callback=png, help="The plot, a PNG.")
+@click.option("--against", metavar="LABEL", help="Give differences from this group. Default: from the best one.")
 @click.option("--csv", type=_PATH, callback=writable, help="Write the groups as CSV: mean, deviation, paired interval, bytes.")
 @click.option("--latex", type=_PATH, callback=writable, help="Write the groups as a LaTeX tabular.")
 @click.option("--markdown", type=_PATH, callback=writable, help="Write the groups as a Markdown table.")
 def compare(
-    runs: tuple[str, ...], runs_dir: Path, output: Path, csv: Path | None, latex: Path | None, markdown: Path | None
+    runs: tuple[str, ...],
+    runs_dir: Path,
+    output: Path,
+    against: str | None,
+    csv: Path | None,
+    latex: Path | None,
+    markdown: Path | None,
 ) -> dict[str, Any]:
     """Compare runs in a table and a plot.
 
@@ -48,29 +55,36 @@ def compare(
     `pooled` among them, it says what the others gain over clients that train alone, and lose against training on all data in one
     place.
 
+    With train.patience in one of the runs, and validation data in all, the score of a run is that of its best round.
+
+    LABEL is that of a group, or a beginning of it that no other label has.
+
     \b
     Example: fedpriv compare runs/a runs/b
-             fedpriv compare runs/* --latex table.tex
+             fedpriv compare runs/* --against fedavg --latex table.tex
     """
-    from fedpriv.api.comparability import not_comparable
-    from fedpriv.api.comparing import as_row, common_score, contradictions, figures, gains_between, labels, repeated
+    from fedpriv.api.comparability import contradictions, labels, not_comparable, repeated
+    from fedpriv.api.comparing import as_row, common_score, figures, gains_between, in_best_rounds
     from fedpriv.api.gains import signed
-    from fedpriv.api.groups import best_of, groups_between
+    from fedpriv.api.groups import groups_between, reference_of
     from fedpriv.api.tables import as_csv, as_latex, as_markdown, mean_over, over_all_rounds
     from fedpriv.files import write_atomically
     from fedpriv.plots import compare_curves
 
     folders = run_folders(runs, runs_dir)
-    rows = [figures(folder) for folder in folders]
+    at_best = in_best_rounds(folders)
+    rows = [figures(folder, at_best) for folder in folders]
     named, score = labels(folders, rows), common_score(rows)
     contradicted = contradictions(named, rows)
-    groups = groups_between(folders, named)
+    groups = groups_between(folders, named, at_best, against)
+    reference = reference_of(groups, against)
 
     out = console(width=160)
     numbered = out.width < 104  # too narrow for names, which are printed below
     out.print(_table(rows, numbered, score))
     if any(group.averaged_rounds is not None for group in groups):
-        out.print(f"scores of a finished run: {mean_over(groups)} (eval.last)", soft_wrap=True)
+        key = "on validation data (train.patience)" if at_best else "(eval.last)"
+        out.print(f"scores of a finished run: {mean_over(groups)} {key}", soft_wrap=True)
     if (short := over_all_rounds(groups)) is not None:
         out.print(short, soft_wrap=True)
     for number, (folder, row) in enumerate(zip(folders, rows, strict=True), 1):
@@ -80,13 +94,13 @@ def compare(
             out.print(f"{number} = {row['run']}", soft_wrap=True)
     summaries = []
     members = {group.label: [index for index, label in enumerate(named) if label == group.label] for group in groups}
-    best = best_of(groups)
     for group in groups:
         beside_it = {f"{beside(score).name}_mean": group.usual.mean, f"{beside(score).name}_std": group.usual.std}
         ranked = {f"{score.name}_mean": group.value.mean, f"{score.name}_std": group.value.std}
-        from_best = None if group.from_best is None else asdict(group.from_best)
+        difference = None if group.difference is None else asdict(group.difference)
+        compared = {"from_best": difference} if against is None else {"against": group.against, "difference": difference}
         of_group = {"label": group.label, "runs": group.runs, "repeated": group.repeated}
-        summaries.append(of_group | beside_it | ranked | {"from_best": from_best})
+        summaries.append(of_group | beside_it | ranked | compared)
         if (line := spread_of(group)) is not None:
             out.print(line, soft_wrap=True)
         elif group.contradicted:
@@ -94,12 +108,15 @@ def compare(
         elif group.repeated:
             out.print(f"{group.label}: no spread over seeds{_left_out_of(group)}", soft_wrap=True)
     for group in groups:
-        named_by = "" if best is None else f"{group.label} against the best, {best.label}"
-        if best is not None and group.from_best is not None and group.from_best.over == "runs":
-            difference = f"{signed(score, group.from_best.mean)}{' points' if score.in_percent else ''}"
-            out.print(f"{named_by}: {difference} ({group.from_best.interval(score)})", soft_wrap=True)
-        elif best is not None and group.pairs and group.from_best is None:
-            why = f"only {group.pairs} of {group.counted} and {best.counted} runs have the same seed and clients"
+        if reference is None or group is reference:
+            continue
+        named_by = f"{group.label} against {'the best, ' if against is None else ''}{reference.label}"
+        paired = group.difference
+        if paired is not None and (paired.over == "runs" or against is not None):
+            by = f"{signed(score, paired.mean)}{' points' if score.in_percent else ''}"
+            out.print(f"{named_by}: {by} ({paired.interval(score)})", soft_wrap=True)
+        elif paired is None and (group.pairs or against is not None):
+            why = f"only {group.pairs or 0} of {group.counted} and {reference.counted} runs have the same seed and clients"
             out.print(f"{named_by}: no difference, as {why}", soft_wrap=True)
     gains = gains_between(folders)
     for gain in gains:

@@ -91,7 +91,8 @@ def run(
                 f"data.clients {config.data.clients}: the deployment has numbered {clients} (`fedpriv deploy add-client`)"
             )
         config = config.model_copy(update={"data": config.data.model_copy(update={"clients": clients})})
-    run_dir = (config.run_dir or paths.runs / default_name(config)).absolute()
+    names_data = "name" in config.data.model_fields_set  # else the clients' own, or the default
+    run_dir = (config.run_dir or paths.runs / default_name(config, names_data)).absolute()
     RunFolder(run_dir).check_new()  # before any client is asked
     if run_dir.resolve().parent != paths.runs.resolve():
         raise UsageError(f"--run-dir {config.run_dir}: the runs of a deployment must be in {paths.runs}, for `deploy resume`")

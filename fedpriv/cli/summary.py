@@ -39,7 +39,7 @@ def rows(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]], path:
     yield from _costs(summary, records)
     yield from _privacy(summary.get("privacy"))
     if measured is not None:
-        from fedpriv.audit.sentences import canaries
+        from fedpriv.audit.sentences.epsilon import canaries
 
         yield from (("  measured", sentence) for sentence in canaries(measured))
     yield from _rounds(summary, records)

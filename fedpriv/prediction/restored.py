@@ -109,7 +109,7 @@ def final_model(folder: RunFolder, client: int | str | None = None, best: bool =
     _fill(net, {**constants, **state})
     _complete(net, config, encoder, preprocessing.input_shape)
     names = ("image", "text") if preprocessing.kind == "pairs" else ("",)
-    about = f"{config.called} on {Path(config.data.name).name}, " + (
+    about = f"{config.called} on {Path(folder.facts['dataset']).name}, " + (
         "the server's model" if number is None else f"client {number}'s"
     )
     about += f", of its best round ({chosen['round']})" if best else ""

@@ -157,19 +157,19 @@ def read_records(run_dir: Path) -> list[Record]:
     return RunFolder(run_dir).records()
 
 
-def audit_metrics(run_dir: Path) -> dict[str, float]:
-    """The metrics of a run's audit; empty if it was not audited.
+def audit_outcome(run_dir: Path) -> tuple[str | None, dict[str, float]]:
+    """The answer of a run's audit in a few words (``Members were identified``; ``None``: it is in no audit), and its metrics.
 
     Raises:
         Damaged: the report does not have the expected form.
     """
     path = run_dir / "audit" / "audit.json"
-    if not path.exists():
-        return {}
     run_id = read_run(run_dir).get("run_id")
     try:
-        runs = [run for run in load_json(path)["runs"] if run["run_id"] == run_id]
-        return {str(name): float(value) for run in runs for name, value in run["metrics"].items()}
+        run = next((run for run in load_json(path)["runs"] if run["run_id"] == run_id), None)
+        if run is None:
+            return None, {}
+        return str(run["answer"]["words"]), {str(name): float(value) for name, value in run["metrics"].items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise Damaged(f"{path} is not what fedpriv writes; `fedpriv audit` writes it anew") from error
 

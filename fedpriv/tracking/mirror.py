@@ -26,7 +26,7 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged, load_json, save_json
 from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking.access import client_of, named_store, permitted_store, same_store
-from fedpriv.tracking.folder import audit_metrics, read_lines, read_records, read_run
+from fedpriv.tracking.folder import audit_outcome, read_lines, read_records, read_run
 from fedpriv.tracking.model import MODEL, send_model
 from fedpriv.tracking.names import (
     STATUS,
@@ -264,7 +264,8 @@ class _Copy:
 
         config = read_yaml(self.run_dir / "config.yaml")
         # Parameters cannot be changed in MLflow, so existing ones stay: a resumed run may have another device.
-        fresh = [Param(key, value) for key, value in params(config).items() if key not in known]
+        values = params(config) | {"data.name": self.facts["dataset"]}  # the clients' own in a deployment, whatever the config's
+        fresh = [Param(key, value) for key, value in values.items() if key not in known]
         for start in range(0, len(fresh), _PARAMS_PER_BATCH):
             batch = fresh[start : start + _PARAMS_PER_BATCH]
             self.client.log_batch(self._id, params=batch)
@@ -322,8 +323,11 @@ class _Copy:
                 self._send_summary(load_json(path))
                 self._send_table(client_table(read_records(self.run_dir)))
             if name.as_posix() == "audit/audit.json":
-                values = {f"audit/{name}": value for name, value in audit_metrics(self.run_dir).items()}
+                answer, metrics = audit_outcome(self.run_dir)
+                values = {f"audit/{name}": value for name, value in metrics.items()}
                 self._log(as_points(self._previous_audit() | values, int(time.time() * 1000), 0))
+                if answer is not None:
+                    self.client.set_tag(self._id, "fedpriv.audit", answer)
             if name.parts[0] == "probe":
                 self._log(as_points(probe_values(load_json(path)), int(time.time() * 1000), 0))
             if name.as_posix() == MODEL:

@@ -17,7 +17,7 @@ from fedpriv.audit.answer import CONTRADICTED, MEMBERS, NOT_KNOWN, NOTHING, SAMP
 from fedpriv.audit.conditions import conditions
 from fedpriv.audit.judge.coverage import coverage
 from fedpriv.audit.page.change import changes
-from fedpriv.audit.page.sections import _labels_found
+from fedpriv.audit.page.overview import _labels_found
 from fedpriv.audit.results.audit import Answer, AuditedRun, Coverage
 from fedpriv.audit.results.images import ImageOutcome, ImageTarget
 from fedpriv.audit.results.labels import ShadowLabels
@@ -25,7 +25,8 @@ from fedpriv.audit.results.membership import MembershipOutcome
 from fedpriv.audit.results.outcome import Interval, Sender, TargetKind
 from fedpriv.audit.results.texts import TextTargetResult
 from fedpriv.audit.results.wire import TensorInfo, Wire
-from fedpriv.audit.sentences import thoroughness, verdict
+from fedpriv.audit.sentences.overview import thoroughness
+from fedpriv.audit.sentences.verdict import verdict
 from fedpriv.cli.frontier import frontier
 from fedpriv.config import parse_assignment
 from fedpriv.frontier.grid import Defence

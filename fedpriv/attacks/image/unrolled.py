@@ -35,8 +35,6 @@ class UnrolledOptions:
         iterations: outer L-BFGS steps.
         restarts: largest number of further starts, while the smallest matching loss is above ``failed``.
         tv: weight of the total variation of the images.
-        infer_labels: use the labels inferred from the last layer's gradient in the first start. The other starts optimise the
-            labels with the images, which ends in wrong minima for nets with convolutions.
         train_top: whether the client trained the hidden layers too (FedPer) or froze them (FedRep, MpFedcon).
         history: of L-BFGS.
         stop: matching loss at which a start ends.
@@ -46,7 +44,6 @@ class UnrolledOptions:
     iterations: int = 100
     restarts: int = ranged(1)
     tv: float = 0.0
-    infer_labels: bool = True
     train_top: bool = False
     history: int = ranged(50, 1, 1000)
     stop: float = 1e-12
@@ -76,7 +73,8 @@ def unroll(
 ) -> Recovered:
     """Optimise dummy images until their simulated local update changes the shared weights as observed.
 
-    Labels that are neither known nor inferred, and unknown weights of hidden layers, are optimised too, from random starts.
+    The first start has the labels that the last layer's gradient shows. The others optimise the labels with the images, which ends
+    in wrong minima for nets with convolutions. Unknown weights of hidden layers are optimised, too.
 
     Raises:
         Inapplicable: the schedule or the number of samples is not known, the message is a gradient, or the client's loss used no
@@ -89,7 +87,7 @@ def unroll(
     if observation.kind == "gradient":
         raise Inapplicable("the unrolled attack needs a weight change; for a gradient there is gradient matching")
     first = observation
-    if observation.labels is None and options.infer_labels:
+    if observation.labels is None:
         with suppress(Inapplicable):
             first = replace(observation, labels=batch_labels(observation))
     starts = [_one_start(first, options, loss, seed)]

@@ -159,18 +159,14 @@ def adam(
 
 
 @dataclass
-class SearchResult:
-    """The best result over all starts, per problem; fields as of :class:`SolverResult`.
+class SearchResult(SolverResult):
+    """The best result over all starts, per problem.
 
     Attributes:
         iterations: of all starts together ``(n,)``.
         restart: the start that gave the result, from 0 ``(n,)``.
     """
 
-    x: Tensor
-    loss: Tensor
-    curve: Tensor
-    iterations: Tensor
     restart: Tensor
     cpu_seconds: float
 

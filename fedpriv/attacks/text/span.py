@@ -63,7 +63,7 @@ class SpanAttack(SearchOptions, TextAttack):
     matched: int = ranged(4)
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
-        """See :meth:`fedpriv.attacks.attack.Attack.run`. The loss is the unexplained share of the gradient."""
+        """The loss is the unexplained share of the gradient."""
         return attack_each(observations, lambda observation: self._reconstruct(observation, seed))
 
     def _reconstruct(self, observation: Observation, seed: int) -> SentenceResult:

@@ -125,7 +125,7 @@ class TokenSet(TextAttack):
     optimises: ClassVar = False
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
-        """See :meth:`fedpriv.attacks.attack.Attack.run`. Labels are inferred from the head where it was sent."""
+        """Labels are inferred from the head where it was sent."""
         began = time.process_time()
         results = [find_tokens(observation) for observation in observations]
         labels = [inferred_labels(observation) for observation in observations]

@@ -16,7 +16,7 @@ from fedpriv.audit.images import figures
 from fedpriv.audit.images.attempts import SINGLES, all_found, attempt_on, until_decided
 from fedpriv.audit.images.pictures import SHOWN
 from fedpriv.audit.images.target import Target, message, of_messages
-from fedpriv.audit.judge.images import beyond_guesses
+from fedpriv.audit.judge.images import limit_beyond
 from fedpriv.audit.progress import Say
 from fedpriv.audit.record.base import Record
 from fedpriv.audit.results.images import ImageOutcome, ImageTarget
@@ -137,7 +137,7 @@ def _outcome(attempt: ImageAttempt, baselines: Mapping[str, Mapping[str, int]]) 
     result = figures.figures(attempt)
     return ImageOutcome(
         attack=attempt.attacker.name,
-        status=attempt.status(result is not None and beyond_guesses(result, baselines)),
+        status=attempt.status(result is not None and limit_beyond(result, baselines) is not None),
         knows=tuple(attempt.attacker.threat.sentences()),
         budget=_budget(attempt.attacker),
         statistic=attempt.attacker.what or None,

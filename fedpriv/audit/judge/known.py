@@ -9,12 +9,11 @@ from fedpriv.attacks.core.status import Reason
 from fedpriv.audit.judge import images, rows, texts
 from fedpriv.audit.results.audit import AuditedRun, Part
 from fedpriv.audit.results.images import ImageTarget
+from fedpriv.audit.results.outcome import Target
 from fedpriv.audit.results.rows import RowTarget
 from fedpriv.audit.results.texts import TextTargetResult
 
 T = TypeVar("T", ImageTarget, TextTargetResult, RowTarget)
-
-
 _PARTS: Mapping[str, tuple[Part, Part]] = {
     "image": ("images", "single images"),
     "text": ("texts", "single texts"),
@@ -30,12 +29,8 @@ def was_cut(reason: Reason | None) -> bool:
 def samples_cut(run: AuditedRun) -> bool:
     """Whether an attack on samples was cut, or was tried on fewer of them."""
     left_out: tuple[Part, ...] = ("images", "texts", "rows", "class centres")
-    return (
-        any(was_cut(run.not_run.get(part)) for part in left_out)
-        or any(map(_was_cut, run.images))
-        or any(map(_was_cut, run.texts))
-        or any(map(_was_cut, run.rows))
-    )
+    targets = (*run.images, *run.texts, *run.rows)
+    return any(was_cut(run.not_run.get(part)) for part in left_out) or any(map(_was_cut, targets))
 
 
 def _was_cut(target: ImageTarget | TextTargetResult | RowTarget) -> bool:
@@ -96,16 +91,15 @@ def statistics_not_known(run: AuditedRun) -> Iterator[tuple[str, str]]:
     their images or rows.
     """
     for what in (statistic.what for statistic in run.statistics if statistic.gradient):
-        known = [(target, images.is_known(target.part(what)) or images.all_recovered(target)) for target in run.images]
-        if not _decided(known):
-            yield what, "images"
-        if not _decided([(target, _sentences_known(target.part(what))) for target in run.texts]):
-            yield what, "texts"
-        if not _decided([(target, rows.is_known(target.part(what)) or rows.all_recovered(target)) for target in run.rows]):
-            yield what, "rows"
+        known: dict[str, list[tuple[Target, bool]]] = {
+            "images": [(it, images.is_known(it.part(what)) or images.all_recovered(it)) for it in run.images],
+            "texts": [(it, _sentences_known(it.part(what))) for it in run.texts],
+            "rows": [(it, rows.is_known(it.part(what)) or rows.all_recovered(it)) for it in run.rows],
+        }
+        yield from ((what, samples) for samples, targets in known.items() if not _decided(targets))
 
 
-def _decided(known: Sequence[tuple[ImageTarget | TextTargetResult | RowTarget, bool]]) -> bool:
+def _decided(known: Sequence[tuple[Target, bool]]) -> bool:
     """Whether all targets with one sample are known, or if there are none, some message is; true without targets."""
     single = [is_known for target, is_known in known if target.kind != "message"]
     return all(single) if single or not known else any(is_known for _, is_known in known)

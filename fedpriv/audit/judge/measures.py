@@ -176,9 +176,7 @@ def _words_open(run: AuditedRun) -> str | None:
 
 
 def _cells_open(run: AuditedRun) -> str | None:
-    if not run.rows:
-        return None
-    return _samples_open(run)
+    return _samples_open(run) if run.rows else None
 
 
 def _members_open(run: AuditedRun) -> str | None:
