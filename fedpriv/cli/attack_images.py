@@ -95,7 +95,7 @@ def _attacker(attempt: ImageAttempt) -> dict[str, Any]:
 
 
 def _figures(scores: ImageFigures | Baseline) -> dict[str, Any]:
-    """With the share of each rate."""
+    """Scores as JSON, each rate with its share."""
     success = {limit: asdict(rate) | {"share": rate.share} for limit, rate in scores.success.items()}
     return asdict(scores) | {"success": success}
 

@@ -17,7 +17,7 @@ from fedpriv.cli.terminal import styled
 from fedpriv.errors import extra
 
 _SHOWN = ("torch", "torchvision", "opacus", "transformers", "scipy", "mlflow", "click")
-"""Packages of which the version decides numbers, or is asked for first in a report of a fault."""
+"""Packages whose version may change numbers, or is asked for first in a report of a fault."""
 
 
 class Line(NamedTuple):

@@ -139,7 +139,7 @@ class Client:
         return Answer(self.number, update.upload, report)
 
     def alter(self, payload: Payload, received: Received) -> Payload:
-        """What the client sends in place of its trained update, before all transforms: the same."""
+        """The upload before all transforms: here the trained update itself."""
         return payload
 
     def _protect(self, update: ModelLocalUpdate, received: Received, kept: Private, first: bool, charges: list[Charge]) -> None:

@@ -1,4 +1,4 @@
-"""What a client does with a download before it trains: it checks and decodes it."""
+"""Checks and decodes a download, before a client trains."""
 
 from __future__ import annotations
 

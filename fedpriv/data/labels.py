@@ -200,7 +200,7 @@ def _no_classes(column: pa.ChunkedArray, values: NDArray[Any]) -> str | None:
 
 
 def _are_quantities(values: NDArray[Any]) -> bool:
-    """Whether labels ``(N,)`` are numbers, or are written as numbers, of which some are not whole."""
+    """Whether labels ``(N,)`` are numbers, or texts that are numbers, and not all of them whole."""
     try:
         numbers = values.astype(np.float64)
     except (TypeError, ValueError):

@@ -196,7 +196,7 @@ def _find(name: str, data: DataConfig) -> Source:
 
 
 def _limited(opened: Opened, limit: int | None, test_limit: int | None) -> Opened:
-    """With so many training and test samples; ``None``: with all."""
+    """The data set with fewer training or test samples; ``None``: with all."""
     kept = _kept(opened.strata[0], limit, "limit", "training")
     tested = _kept(opened.strata[1], test_limit, "test_limit", "test")
 

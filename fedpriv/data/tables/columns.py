@@ -27,7 +27,7 @@ class Columns:
         features: numbers and categories that together are a sample; none where there is an image or a text.
         notes: what the user should know of this choice, a line each.
         left_out: columns that are no features, each with a reason.
-        named: the features that the config names, of which these rows may have no value; none: it names none.
+        named: the features that the config names; these rows may lack values of one. Empty: it names none.
         numbers, categories: features that are declared to hold numbers, or categories, which may be written as numbers.
     """
 
