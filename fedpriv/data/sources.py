@@ -48,11 +48,6 @@ def load_dataset(
     return load_data(DataConfig(name=name, dir=data_dir, limit=limit, image_size=image_size, label=label))
 
 
-def load_labels(name: str, data_dir: Path | None = None, limit: int | None = None) -> Opened:
-    """As :func:`load_dataset`, but samples are read on access."""
-    return open_data(DataConfig(name=name, dir=data_dir, limit=limit))
-
-
 def load_data(data: DataConfig) -> Dataset:
     """As :func:`read_data`, with samples that are scaled and coded as if one client held all of them."""
     dataset = read_data(data)

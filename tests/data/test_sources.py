@@ -12,12 +12,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from image_files import encoded, pixels, write_folder, write_parquet
+from image_files import encoded, load_labels, pixels, write_folder, write_parquet
 from sklearn.datasets import load_digits
 
 from fedpriv.config import DataConfig, load_config
 from fedpriv.data.dataset import Dataset
-from fedpriv.data.sources import environment_folder, load_data, load_dataset, load_labels
+from fedpriv.data.sources import environment_folder, load_data, load_dataset
 from fedpriv.data.subsets import in_proportion
 from fedpriv.data.tables import decoding
 from fedpriv.errors import FedprivError, UnknownName, UsageError

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from image_files import load_labels
 
 from fedpriv.cli import main
 from fedpriv.config import DataConfig, load_config
-from fedpriv.data.sources import load_data, load_labels
+from fedpriv.data.sources import load_data
 from fedpriv.errors import UsageError
 from fedpriv.simulation.setup import build
 
