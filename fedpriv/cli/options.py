@@ -47,7 +47,7 @@ _RUN_FLAGS: dict[str, tuple[Any, str]] = {
     "clip": (float, "Bound on a client's change (--dp client) or a sample's gradient (--dp sample)."),
     "delta": (float, "Delta of --dp."),
     "target-epsilon": (float, "Epsilon that the whole run may spend; the noise is computed for it."),
-    "canaries": (int, "Number of canaries to plant, half of which are used, to measure the epsilon of --dp."),
+    "canaries": (int, "Number of canaries to plant, to measure the epsilon of --dp; half of them are used."),
     "secure-aggregation": (
         bool,
         "The server learns only the sum of a round's uploads (pairwise masks that cancel; at least three clients).",
