@@ -13,9 +13,10 @@ from typing import Any
 from fedpriv.config import RunConfig, parse
 from fedpriv.errors import FedprivError
 from fedpriv.experiments.leakage import describes_cells, read_leakage, run_cells
-from fedpriv.experiments.results import Result, difference
+from fedpriv.experiments.results import Result
 from fedpriv.experiments.spec import Experiment, merge, read, yamls
 from fedpriv.experiments.stored import divergences, stored_results
+from fedpriv.experiments.validity import difference
 from fedpriv.simulation.run import start
 from fedpriv.storage.provenance import processor
 from fedpriv.storage.run_folder import RunFolder

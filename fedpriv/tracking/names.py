@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpriv.config import RunConfig
+from fedpriv.config import RunConfig, read_yaml
 from fedpriv.evaluation.protocols import best, worst_tenth
 from fedpriv.scores.catalogue import SCORES
 from fedpriv.storage.records import Record
@@ -70,6 +70,16 @@ def run_name(facts: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     method = _with_options(facts["method"], facts.get("changed_options") or {})
     parts = [method, dataset_name(facts), f"s{facts['seed']}", *([] if defended == "none" else [defended])]
     return " · ".join(parts)
+
+
+def description(facts: Mapping[str, Any], run_dir: Path) -> str:
+    """A note on the run (Markdown), with the command that repeats it."""
+    about = read_yaml(run_dir / "config.yaml").get("about") or {}
+    named = {"": about.get("title"), "Owner: ": about.get("owner"), "Data: ": about.get("data")}
+    return "".join(f"{name}{text}\n\n" for name, text in named.items() if text is not None) + (
+        f"{facts['method']} on {dataset_name(facts)}, seed {facts['seed']}. To run it again, with the artifact `config.yaml`:\n\n"
+        f"    fedpriv train --config config.yaml\n\nOn its own machine: `fedpriv audit {run_dir.resolve()}`"
+    )
 
 
 def params(config: Mapping[str, Any]) -> dict[str, str]:
