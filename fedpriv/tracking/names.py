@@ -91,7 +91,7 @@ def params(config: Mapping[str, Any]) -> dict[str, str]:
             continue
         left_out = any(key == prefix or key.startswith(f"{prefix}.") for prefix in _ELSEWHERE)
         if not left_out and (key in ALWAYS or key.startswith("method.") or value != defaults.get(key)):
-            values[key] = param_value(value)
+            values[key] = value if isinstance(value, str) and value else json.dumps(value)
     return values
 
 
@@ -154,7 +154,3 @@ def as_points(values: dict[str, float], time_ms: int, step: int) -> list[Metric]
     from mlflow.entities import Metric
 
     return [Metric(re.sub(r"[^\w.\-/ :]", "_", key), value, time_ms, step) for key, value in values.items()]
-
-
-def param_value(value: Any) -> str:
-    return value if isinstance(value, str) and value else json.dumps(value)
