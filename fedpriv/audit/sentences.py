@@ -38,6 +38,7 @@ def verdict(run: AuditedRun) -> list[str]:
         *(images(target) for target in run.images if target.kind == "single image"),
         *(texts(target, judge_texts.best(target) or judge_texts.naming_words(target)) for target in run.texts),
         *_on_rows(run.rows),
+        *([told_rows(run)] if run.told_rows else []),
         *(_not_attacked(part, str(run.not_run[part])) for part in left_out if part in run.not_run),
         *(centers(outcome) for outcome in run.centers if judge_images.gives_away(outcome)),
         *_mean_colour(run.mean_colours),
@@ -52,6 +53,21 @@ def verdict(run: AuditedRun) -> list[str]:
 
 def _not_attacked(part: str, reason: str) -> str:
     return f"No attack was mounted on the {part}, so what messages reveal of them is not known: {reason}."
+
+
+def told_rows(run: AuditedRun) -> str:
+    """The sentence on the clients whose statistics of before round 1 tell single cells."""
+    clients = run.told_rows
+    most = max(clients, key=lambda client: client.share)
+    names = run.client_names
+    who = "all clients" if most.client is None else f"client {names[most.client] if names else most.client}"
+    rows = f"{most.rows:,} row{'s' * (most.rows > 1)}"
+    what = f"{most.cells} of the {most.rows * most.columns:,} cells of the {rows} of {who}"
+    others = f" ({len(clients)} clients have such cells)" if len(clients) > 1 else ""
+    return (
+        f"The statistics sent before round 1 tell {what}{others}: they state sums of one or two numbers, and no defence "
+        "of the uploads alters them."
+    )
 
 
 # The first screen
