@@ -41,7 +41,7 @@ def attack_images(request: Request) -> dict[str, Any]:
     if target.note:
         out.print(target.note, soft_wrap=True)
     try:
-        tried = attackers(name, target.masked, request.options)
+        tried = attackers(name, target.masked, dict(request.options))
     except KeyError as error:
         raise UsageError(str(error.args[0])) from None
     except TypeError as error:
@@ -95,7 +95,7 @@ def _attacker(attempt: ImageAttempt) -> dict[str, Any]:
 
 
 def _figures(scores: ImageFigures | Baseline) -> dict[str, Any]:
-    """With the share of each rate."""
+    """Scores as JSON, each rate with its share."""
     success = {limit: asdict(rate) | {"share": rate.share} for limit, rate in scores.success.items()}
     return asdict(scores) | {"success": success}
 

@@ -191,7 +191,7 @@ def _scores(row: dict[str, Any], score: Score) -> tuple[str, ...]:
 
 
 def _note(folder: Path, row: dict[str, Any]) -> str | None:
-    """What the numbers of a run do not show: that it is unfinished, at chance level, or has no accuracy."""
+    """A note on a run that is unfinished, at chance level, or has no accuracy, which its numbers do not show."""
     from fedpriv.cli.summary import constant_answer
     from fedpriv.storage.run_folder import RunFolder
 

@@ -79,7 +79,11 @@ class Reporter:
         self.begin(config.train.rounds, folder.records()[-1]["round"] if folder.records() else 0)
 
     def begin(self, rounds: int, done: int) -> None:
-        """Show the progress bar of a run, of whose rounds some are done."""
+        """Show the progress bar of a run.
+
+        Args:
+            done: rounds that a resumed run has done.
+        """
         self._rounds = rounds
         self._task = self._bar.add_task(self._score, total=rounds, completed=done, what="round")
         self._clients = self._bar.add_task("", total=None, visible=False, what="clients")

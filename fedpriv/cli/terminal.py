@@ -1,4 +1,4 @@
-"""What commands print: text is text. No markup in a name is followed, no escape sequence gets through, no secret is shown."""
+"""Printing, for all commands: markup in a name is not followed, no escape sequence gets through, and no secret is shown."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _safe(error: click.ClickException, given: list[str]) -> click.ClickException
     """The error as it may be printed.
 
     Args:
-        given: the command line, of which click has not read ``--json`` where another option is wrong.
+        given: the command line; where another option is wrong, click may not have read ``--json`` yet.
     """
     if not isinstance(error, click.UsageError) or isinstance(error, click.exceptions.NoArgsIsHelpError):
         return error

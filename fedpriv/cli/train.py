@@ -158,7 +158,7 @@ def _conclude(reporter: Any, outcome: Any, imports: float) -> dict[str, Any]:
 
 
 def _measured(outcome: Any) -> Canaries | None:
-    """What the run's canaries show, if it has some."""
+    """The results of the run's canaries, if it has some."""
     if not outcome.folder.canaries_file.exists():
         return None
     from fedpriv.audit.membership.epsilon import measured

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fedpriv.agreement import Agreement
-from fedpriv.client.client import Client, OwnData, Received
+from fedpriv.client.client import Client, OwnData
+from fedpriv.client.receiving import Received
 from fedpriv.client.store import ClientStore
 from fedpriv.config import RunConfig
 from fedpriv.config.data import Corruption

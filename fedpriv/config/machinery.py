@@ -1,5 +1,6 @@
-"""What runs the clients, where the records of a run go, and what a person says of it: no number depends on these, but for
-rounding."""
+"""The executor of the clients, the tracker of a run's records, and what a person says of the run.
+
+No number depends on these, except for rounding."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class RunConfig(Section):
 
     @property
     def called(self) -> str:
-        """What the run trains with, for people: the method's name, and those of the parts that replace its own."""
+        """The name of what trains, for people: the method's, and those of the parts that replace its own."""
         return "-".join(part.name for part in (self.method, self.objective, self.aggregation) if part is not None)
 
     def participants_of(self, available: int) -> int:
@@ -141,7 +141,7 @@ class RunConfig(Section):
         return min(USUAL_PARTICIPANTS, available) if share is None else max(1, int(share * available + 1e-9))
 
     def with_check(self, check: bool) -> RunConfig:
-        """The same with clients that refuse downloads with marks of an attack, or take them unseen."""
+        """The same, whose clients refuse downloads with marks of an attack, or (false) take them unchecked."""
         return self.model_copy(update={"wire": self.wire.model_copy(update={"check_downloads": check})})
 
     def to_yaml(self) -> str:
@@ -153,10 +153,11 @@ class RunConfig(Section):
         return self.model_dump(mode="json", exclude_unset=True)
 
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of what decides the run's numbers: all but where and how much of it is stored and tracked, which of its
-        scores is looked at first, and who runs the clients, which moves them by rounding alone.
+        """SHA-256 (hex) of the keys that decide the run's numbers and are not at their defaults, so that new options do not
+        change it.
 
-        Of what differs from the defaults only, so that a run outlives the arrival of a new option.
+        Left out are the keys on storage and tracking, the score that is looked at first, and the executor, which changes
+        numbers by rounding only.
         """
         stored: Any = {
             "run_dir": True,
@@ -170,5 +171,5 @@ class RunConfig(Section):
             "wire": {"keep_payloads", "check_downloads"},
         }
         body = self.model_dump(mode="json", exclude=stored, exclude_defaults=True)
-        body = {key: value for key, value in body.items() if value != {}}  # a section of which only that differs
+        body = {key: value for key, value in body.items() if value != {}}  # such a section differs only in what is excluded
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

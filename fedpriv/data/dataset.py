@@ -84,7 +84,7 @@ class Dataset:
         return not self.cells and (self.images is None or bool(self.mean))
 
     def with_classes(self, classes: tuple[str, ...]) -> Dataset:
-        """The data set with further classes, of which it has no samples.
+        """The data set with further classes, without samples of these.
 
         Raises:
             UsageError: ``classes`` lacks one of its classes.
@@ -105,7 +105,7 @@ class Dataset:
 
     @property
     def kind(self) -> SampleKind:
-        """What the samples are, from which follows what statistics they need."""
+        """The kind of the samples, which says what statistics they need."""
         if self.cells:
             return SampleKind.of_cells(self.cells, self.target)
         return SampleKind((), self.train_images.shape[1], images=True)

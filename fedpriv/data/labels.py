@@ -45,7 +45,11 @@ def read_labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64
     if given is not None:
         classes = given
     elif (quantities := _no_classes(raw[0], values[0])) is not None:
-        raise UsageError(f"{tables[0].origin}: column {column!r} holds {quantities}; {_not_classes(raw[0])}")
+        raise UsageError(
+            f"{tables[0].origin}: column {column!r} holds {quantities}; a label is a class, which samples share: name another "
+            "column (--set data.label=NAME), or put a class, such as a range, in place of each; of rows of a table, "
+            "data.task=regression predicts numbers"
+        )
     elif numbered:
         classes = _numbered(tables, values, column)
     else:
@@ -96,18 +100,6 @@ def read_numbers(tables: list[Table], column: str) -> tuple[list[NDArray[np.floa
             units = " and ".join(other.unit or "plain numbers" for other in (read[0], numbers))
             raise UsageError(f"{table.origin}: the labels in column {column!r} are written in two ways: {units}")
     return [numbers.values for numbers in read], read[0].unit
-
-
-def _not_classes(values: pa.ChunkedArray) -> str:
-    """What to do about labels that are no classes."""
-    from fedpriv.data.user_data.numbers import no_number
-
-    if (odd := no_number(values)) is not None:
-        return f"most are numbers, and one is {odd[0]!r}: leave out such rows, or write a number, to predict numbers"
-    return (
-        "a label is a class, which samples share: name another column (--set data.label=NAME), or put a class, such as a range, "
-        "in place of each; of rows of a table, data.task=regression predicts numbers"
-    )
 
 
 def spellings(values: Iterable[object], column: str, read_as: str) -> Iterator[str]:
@@ -208,7 +200,7 @@ def _no_classes(column: pa.ChunkedArray, values: NDArray[Any]) -> str | None:
 
 
 def _are_quantities(values: NDArray[Any]) -> bool:
-    """Whether labels ``(N,)`` are numbers, or are written as numbers, of which some are not whole."""
+    """Whether labels ``(N,)`` are numbers, or texts that are numbers, and not all of them whole."""
     try:
         numbers = values.astype(np.float64)
     except (TypeError, ValueError):

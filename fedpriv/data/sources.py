@@ -48,11 +48,6 @@ def load_dataset(
     return load_data(DataConfig(name=name, dir=data_dir, limit=limit, image_size=image_size, label=label))
 
 
-def load_labels(name: str, data_dir: Path | None = None, limit: int | None = None) -> Opened:
-    """As :func:`load_dataset`, but samples are read on access."""
-    return open_data(DataConfig(name=name, dir=data_dir, limit=limit))
-
-
 def load_data(data: DataConfig) -> Dataset:
     """As :func:`read_data`, with samples that are scaled and coded as if one client held all of them."""
     dataset = read_data(data)
@@ -196,7 +191,7 @@ def _find(name: str, data: DataConfig) -> Source:
 
 
 def _limited(opened: Opened, limit: int | None, test_limit: int | None) -> Opened:
-    """With so many training and test samples; ``None``: with all."""
+    """The data set with fewer training or test samples; ``None``: with all."""
     kept = _kept(opened.strata[0], limit, "limit", "training")
     tested = _kept(opened.strata[1], test_limit, "test_limit", "test")
 

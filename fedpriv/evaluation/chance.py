@@ -34,7 +34,7 @@ def chance(data: FederatedData, method: Method, config: RunConfig, classes: int)
 
 
 def _class_shares(data: FederatedData, config: RunConfig, classes: int) -> dict[int, Tensor]:
-    """Of each tested client, the share ``(C,)`` of each class among its test samples."""
+    """Tested client -> the share ``(C,)`` of each class among its test samples."""
     split, shares = config.eval.split, dict[int, Tensor]()
     for client in range(config.data.clients):
         if len(index := data.indices(split, client)):
@@ -59,7 +59,7 @@ def constant_scores(data: FederatedData, method: Method, config: RunConfig, task
 
 
 def _training_mean(data: FederatedData, config: RunConfig, task: Task) -> list[Predictions]:
-    """Of each tested client, the mean of all clients' training labels as the answer to every sample."""
+    """Predictions for each tested client: for every sample, the mean of all clients' training labels."""
     trained = torch.cat([data.indices("train", client) for client in range(config.data.clients)])
     constant = data.labels("train")[trained].double().mean()
     split, predictions = config.eval.split, list[Predictions]()
@@ -71,7 +71,7 @@ def _training_mean(data: FederatedData, config: RunConfig, task: Task) -> list[P
 
 
 def _most_frequent(data: FederatedData, method: Method, config: RunConfig, classes: int) -> list[Predictions]:
-    """Of each tested client, the most frequent class as the answer to every sample."""
+    """Predictions for each tested client: for every sample, the most frequent class."""
     split, answers = config.eval.split, _class_shares(data, config, classes)
     common = torch.stack(list(answers.values())).mean(0) if _is_one_model(method, config) else None
     predictions = []

@@ -182,7 +182,7 @@ def _refill(value: Any, copied: Any) -> None:
 
 @contextmanager
 def unchanged(net: nn.Module) -> Iterator[State]:
-    """A block after which the net is as before it: its state, a snapshot of which is yielded, and its training modes."""
+    """A block after which the net has its former state and training modes; yields a snapshot of the state."""
     state, modes = State(net), {module: module.training for module in net.modules()}
     try:
         yield state

@@ -30,9 +30,9 @@ _TOKENS = 8
 """Number of tokens of random texts."""
 
 
-def random_images(net: Net, seed: int = 0) -> Tensor | None:
+def random_images(net: Net) -> Tensor | None:
     """Two random images ``(2, *input_shape)`` in [0, 1); ``None`` for a net for texts or pairs."""
-    samples = random_samples(net, seed)
+    samples = random_samples(net)
     return samples if isinstance(samples, Tensor) and samples.is_floating_point() else None
 
 

@@ -118,7 +118,7 @@ def final_model(folder: RunFolder, client: int | str | None = None, best: bool =
 
 
 def _best(folder: RunFolder, summary: dict[str, Any]) -> dict[str, Any]:
-    """What the summary says of the best round.
+    """The summary's entry on the best round.
 
     Raises:
         UsageError: there is none.

@@ -8,10 +8,10 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from image_files import encoded, pixels, write_folder
+from image_files import encoded, load_labels, pixels, write_folder
 
 from fedpriv.data.disaster import PUBLISHED, holds_pairs
-from fedpriv.data.sources import load_dataset, load_labels
+from fedpriv.data.sources import load_dataset
 from fedpriv.errors import FedprivError, UsageError
 
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from image_files import encoded, pixels, write_folder, write_parquet
+from image_files import encoded, load_labels, pixels, write_folder, write_parquet
 from sklearn.datasets import load_digits
 
 from fedpriv.config import DataConfig, load_config
 from fedpriv.data.dataset import Dataset
-from fedpriv.data.sources import environment_folder, load_data, load_dataset, load_labels
+from fedpriv.data.sources import environment_folder, load_data, load_dataset
 from fedpriv.data.subsets import in_proportion
 from fedpriv.data.tables import decoding
 from fedpriv.errors import FedprivError, UnknownName, UsageError
@@ -395,14 +395,13 @@ def test_names_of_samples_and_quantities_are_no_classes(tmp_path: Path, labels: 
         load_data(DataConfig(name=file, label="y", task="classification"))
 
 
-def test_labels_that_begin_at_one_are_said(tmp_path: Path) -> None:
+def test_numbers_that_are_no_label_are_said(tmp_path: Path) -> None:
     x = [float(i % 7) for i in range(20)]
     found = load_dataset(str(plain_parquet(tmp_path / "a.parquet", x=x, y=[1, 2] * 10)))
-    assert found.classes == ("0", "1", "2") and "column 'y' begin at 1, not at 0" in " ".join(found.notes)
-    assert not any("begin at" in line for line in load_dataset("digits").notes)
+    assert found.classes == ("0", "1", "2") and "column 'y': 1 of the numbers from 0 to 2 do not occur" in " ".join(found.notes)
     gaps = load_dataset(str(plain_parquet(tmp_path / "b.parquet", x=x, y=[0, 3] * 10)))
-    assert any("column 'y' have gaps: 2 of the numbers up to 3 do not occur" in line for line in gaps.notes)
-    assert not any("gaps" in line for line in load_dataset("digits").notes)
+    assert any("column 'y': 2 of the numbers from 0 to 3 do not occur" in line for line in gaps.notes)
+    assert not any("do not occur" in line for line in load_dataset("digits").notes)
 
 
 @pytest.mark.parametrize("kind", [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.int8()], ids=str)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from fedpriv.attacks.scoring.scores import Rate
+from fedpriv.attacks.scoring.scores import Rate, wilson
 from fedpriv.audit.judge import attributes, classes, images, members, rows, texts
 from fedpriv.audit.judge.known import samples_cut, samples_not_known, statistics_not_known, was_cut
 from fedpriv.audit.results.audit import AuditedRun
@@ -56,6 +56,7 @@ def most_recovered(run: AuditedRun) -> Rate | None:
     rates += [rows.recovered(cells) for target in run.rows if (cells := rows.best(target)) is not None]
     # That class centres give nothing away is no evidence: they can only add to what is known.
     rates += [center.recovered.rate for center in run.centers if images.gives_away(center)]
+    rates += [wilson(1, 1) for client in run.told_rows if client.whole]
     return max(rates, key=lambda rate: (rate.share, rate.high), default=None)
 
 
@@ -96,13 +97,14 @@ def words(run: AuditedRun) -> float | None:
 
 
 def cells(run: AuditedRun) -> float | None:
-    """The largest share of the cells of rows that an attack recovered, beyond what guesses have right; 0 where none did."""
+    """The largest share of the cells of rows that an attack recovered, beyond what guesses have right, or that a client's
+    statistics of before round 1 tell; 0 where none did."""
     shares = [
         attack.figures.cells.share if rows.beyond_guesses(attack.figures, target.baselines) else 0.0
         for target in run.rows
         for attack in rows.conclusive(target)
     ]
-    return max(shares, default=None)
+    return max([*shares, *(client.share for client in run.told_rows)], default=None)
 
 
 def membership_auc(run: AuditedRun) -> float | None:

@@ -15,8 +15,10 @@ from fedpriv.audit.judge import members
 from fedpriv.audit.judge.images import gives_away
 from fedpriv.audit.judge.known import was_cut
 from fedpriv.audit.judge.measures import membership_auc
+from fedpriv.audit.membership.label_leaks import BEFORE_TRAINING
 from fedpriv.audit.record.statistics import OF_MODEL, RUNNING
 from fedpriv.audit.results.audit import AuditedRun
+from fedpriv.audit.sentences import clients
 
 _NO_STATISTICS, _NO_RUNNING = 'mask:names=["statistic.*"]', 'mask:names=["*.running_*"]'
 _EPSILON = 8
@@ -60,6 +62,8 @@ def changes(run: AuditedRun, alike: Sequence[AuditedRun], model: GivenNet = None
         return f"{_defended(best)}: “{best.concluded.words}”{_cost(best, run)}.", None
     if better:
         return f"{_defended(better[0])}: “{better[0].concluded.words}”, but its model is no better than guessing.", None
+    if (before := _before_training(run)) is not None:
+        return before, None
     if run.source == "record":
         return "Treat its messages as unsafe. Record the federation with a defence, and audit both together.", None
     unknown = [other for other in alike if other.concluded.level == NOT_KNOWN]
@@ -69,6 +73,16 @@ def changes(run: AuditedRun, alike: Sequence[AuditedRun], model: GivenNet = None
     if (target := _target(run)) is None:
         return f"{tried} No target of fedpriv frontier measures this.", None
     return f"{tried} This command searches for the most accurate defence that meets {target}:", _command(run, target)
+
+
+def _before_training(run: AuditedRun) -> str | None:
+    """What to do about a finding in what clients told before round 1, which no defence alters; ``None``: it is another."""
+    unsafe = "Treat its messages as unsafe. With --secure-aggregation the server learns sums over all clients alone"
+    if run.told_rows and run.concluded.sentence == clients.told_rows(run):
+        return f"{unsafe}; with differential privacy, declared bounds and levels (data.bounds, data.levels) they have noise."
+    if run.concluded.level == CLASSES and any(result.rule == BEFORE_TRAINING for result in run.labels):
+        return f"{unsafe}; without class weights, and with a score that eval.metric names, clients send no counts of classes."
+    return None
 
 
 def _by(command: str | None) -> str:

@@ -16,7 +16,7 @@ from fedpriv.audit.results.outcome import ControlResult
 from fedpriv.audit.results.rows import AttributeOutcome, RowTarget
 from fedpriv.audit.results.sums import SumComparison
 from fedpriv.audit.results.texts import TextTargetResult
-from fedpriv.audit.results.wire import SignalToNoise, Statistic, ToldBefore, Wire
+from fedpriv.audit.results.wire import SignalToNoise, Statistic, ToldBefore, ToldRows, Wire, told_rows
 from fedpriv.samples import Modality
 
 Part = Literal[
@@ -163,6 +163,11 @@ class AuditedRun:
     metrics: Mapping[str, float] = field(default_factory=dict)
     verdict: tuple[str, ...] = ()
     answer: Answer | None = None
+
+    @property
+    def told_rows(self) -> list[ToldRows]:
+        """The clients of whose rows the statistics of before round 1 tell single cells."""
+        return told_rows(self.before)
 
     @property
     def concluded(self) -> Answer:

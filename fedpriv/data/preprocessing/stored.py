@@ -76,7 +76,7 @@ class Preprocessing:
 
     @classmethod
     def of(cls, dataset: Dataset, text: TextForm | None) -> Preprocessing:
-        """That of a run on a data set.
+        """The preprocessing of a run on a data set.
 
         Args:
             text: of its texts, if there are any.
@@ -108,7 +108,7 @@ class Preprocessing:
         return (sum(column.width for column in self.columns),) if self.columns else None
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The preprocessing as JSON values."""
         return asdict(self)
 
     @classmethod

@@ -87,12 +87,12 @@ class EmptyCells(_Values):
 
     @property
     def numbers(self) -> NumberCells:
-        """As numbers, all of which are missing."""
+        """The column as numbers, all missing."""
         return NumberCells(self.name, self.train, self.test)
 
     @property
     def categories(self) -> CategoryCells:
-        """As categories, all of which are missing."""
+        """The column as categories, all missing."""
         return CategoryCells(self.name, np.zeros(len(self.train), np.int64), np.zeros(len(self.test), np.int64), ("",))
 
 

@@ -161,7 +161,7 @@ class CsvTable:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """As :attr:`ParquetTable.names`."""
+        """The columns' names; see :attr:`ParquetTable.names`."""
         _check_columns(self._rows.schema.names, self.file)
         return tuple(self._rows.schema.names)
 

@@ -20,14 +20,14 @@ _PART = re.compile(r"(?P<before>.*?)(?P<number>\d+)-of-(?P<parts>\d+)(-[0-9a-f]+
 
 
 def visible(folder: Path) -> list[Path]:
-    """What is in a folder, sorted. What begins with a dot is no data: copies of notebooks, a repository, macOS' own files."""
+    """The files and folders in a folder, sorted, without those that begin with a dot (copies of notebooks, macOS' own files)."""
     return sorted(path for path in folder.glob("*") if not path.name.startswith("."))
 
 
 def below(folder: Path, above: tuple[Path, ...] = ()) -> list[Path]:
-    """What is visible in a folder and in the folders below it, sorted.
+    """The visible files and folders in a folder and in those below it, sorted.
 
-    Links to folders are followed, which pathlib's ``**`` does not; but none to a folder that it lies in, which would not end.
+    Unlike by pathlib's ``**``, links to folders are followed, except for a link to a folder that it lies in, which has no end.
 
     Args:
         above: the folders, without links, on the way to this one.
@@ -100,7 +100,7 @@ def _test_split(splits: Mapping[str, list[Path]]) -> str | None:
 
 
 def not_read(folder: Path, used: Collection[Path]) -> list[Path]:
-    """What lies in a folder and is not used: tables, images, other files among images of a class, and whole folders.
+    """Files and folders in a folder that are not used: tables, images, other files among the images of a class, whole folders.
 
     Of other files beside the data, such as a licence, nothing is said.
     """
@@ -185,7 +185,7 @@ def _like_classes(folder: Path) -> list[Path]:
 
 
 def _check_parts(files: Sequence[Path]) -> None:
-    """Refuse files of which some say that there are other parts, which are not there."""
+    """Refuse files whose names say that there are further parts, if one of these is missing."""
     held: dict[tuple[str, str], dict[int, str]] = {}
     for file in files:
         if (part := _PART.fullmatch(file.stem)) is not None:

@@ -1,7 +1,7 @@
 """A folder with a folder for each client: ``clients/<client>/...``, each an image folder by class, a table, or both splits.
 
-It is recognised by its name, ``clients``; or by tables (CSV, parquet) in all its sub-folders, of which there are several; or the
-config says so (partition ``given``).
+It is recognised by its name, ``clients``; by several sub-folders that all hold tables (CSV, parquet); or by the config (partition
+``given``).
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Owners:
         return cls(tuple(map(str, names)), numbers.astype(np.int64), test)
 
     def at(self, train: Indices, test: Indices) -> Owners:
-        """Those of the samples at some positions."""
+        """The owners of the samples at some positions."""
         return Owners(self.names, self.train[train], None if self.test is None else self.test[test])
 
     def held(self, of: Indices) -> list[Indices]:

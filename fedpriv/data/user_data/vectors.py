@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.data.encoding import MOST_LEVELS
-from fedpriv.data.labels import spellings
 from fedpriv.data.statistics.cells import ArrayCells, CategoryCells, Cells, EmptyCells, NumberCells
 from fedpriv.data.tables.joined import Joined
 from fedpriv.data.user_data.numbers import DATED, Numbers, are_identifiers, is_string, no_number, numbers_of, units_differ
@@ -89,13 +88,6 @@ def choose_features(
                 notes.append(
                     f"column {name!r} is read as categories, though most of its values are numbers: one of them is {odd[0]!r}"
                 )
-            if is_string(values) and numbers_of(values) is None:
-                levels = values.unique().to_pylist()
-                notes += spellings(levels, name, "categories")
-                if len(levels) > MOST_LEVELS:
-                    notes.append(
-                        f"column {name!r}: of its {len(levels):,} levels, all but the {MOST_LEVELS} most frequent are read as one"
-                    )
         else:
             left_out.append((name, reason))
     if left_out and named is None:
