@@ -82,7 +82,7 @@ class Doubts(SampleTask[AttackT, Result, AttemptT]):
         attack = attempt.attacker.attack
         if attempt.reconstruction is None:
             return attempt
-        why = self.doubt() if self.doubts_all or attack.simulates else None
+        why: str | None = self.doubt() if self.doubts_all or attack.simulates else None
         if why is None and attack.one_step:
             why = self.doubt_of_one_step()
         if why is not None:

@@ -77,10 +77,7 @@ def _attributes(run: AuditedRun) -> Section:
             blocks.append(nothing(f"Left out{because(run, 'attributes')}"))
     failed = dict.fromkeys(outcome.status.why for outcome in run.attributes if not outcome.status.was_run)
     blocks += [nothing(f"Not tried: {why}.") for why in failed]
-    if run.attribute_controls:
-        caption = "Controls of attribute inference"
-        blocks.append(Details(caption, [controls(run.attribute_controls, caption)]))
-    return Section("Hidden values of rows", blocks)
+    return Section("Hidden values of rows", [*blocks, *_unfolding(run.attribute_controls, "Controls of attribute inference")])
 
 
 def _signed(span: Interval) -> str:
@@ -210,10 +207,7 @@ def _membership(run: AuditedRun) -> Section:
     blocks += [Paragraph(Styled(note, "small")) for note in notes]
     blocks.append(Bullets(_knowledge_by_sentence(attacks), lead="What the attackers were assumed to know:"))
     blocks += [nothing(f"Not tried: {attack}, as {reason}.") for attack, reason in members.not_run(run.membership).items()]
-    if run.membership_controls:
-        caption = "Controls of the membership attacks"
-        blocks.append(Details(caption, [controls(run.membership_controls, caption)]))
-    return Section("Membership", blocks)
+    return Section("Membership", [*blocks, *_unfolding(run.membership_controls, "Controls of the membership attacks")])
 
 
 def _knowledge_by_sentence(attacks: Sequence[MembershipOutcome]) -> list[Content]:
@@ -233,14 +227,18 @@ def _knowledge_by_sentence(attacks: Sequence[MembershipOutcome]) -> list[Content
     return lines
 
 
-def controls(results: Sequence[ControlResult], caption: str, empty: str = "") -> Table:
+def _unfolding(results: Sequence[ControlResult], caption: str) -> list[Block]:
+    return [Details(caption, [controls(results, caption)])] if results else []
+
+
+def controls(results: Sequence[ControlResult], caption: str) -> Table:
     """Controls of attacks with their outcomes."""
     heads = ("attack", "control", "outcome", "~what happened", "#CPU s")
     rows = []
     for control in results:
         outcome = ("passed" if control.passed else "failed", control.sentence, plain(control.cpu_seconds, 1))
         rows.append(Row((control.attacker, control.name, *outcome)))
-    return Table(caption, heads, rows, empty)
+    return Table(caption, heads, rows)
 
 
 def lower_bound(epsilon: Epsilon) -> tuple[float, str] | None:
