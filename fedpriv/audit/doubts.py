@@ -10,7 +10,6 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedpriv.attacks.attack import Result
 from fedpriv.attacks.core.observation import Observation, Public, ThreatModel
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.control import Control
@@ -30,13 +29,13 @@ from fedpriv.audit.pairs import begun, knows_texts, of_images
 from fedpriv.audit.record.base import Message, PublicImages, Record
 from fedpriv.errors import UsageError
 
-TargetT = TypeVar("TargetT", bound="Doubts[Any, Any, Any]")
+TargetT = TypeVar("TargetT", bound="Doubts[Any, Any]")
 EXPLAINED = 8
 """Messages that are simulated with the true samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doubts(SampleTask[AttackT, Result, AttemptT]):
+class Doubts(SampleTask[AttackT, Any, AttemptT]):
     """A target of messages, and why a failure on them may be no evidence.
 
     Attributes:
@@ -65,10 +64,9 @@ class Doubts(SampleTask[AttackT, Result, AttemptT]):
         except UsageError as error:
             raise NotTried(Reason("does not apply", str(error))) from None
 
-    def judge(self, attacker: Attacker[AttackT], mounted: Mounted[Result], trial: Trial) -> AttemptT:
+    def judge(self, attacker: Attacker[AttackT], mounted: Mounted[Any], trial: Trial) -> AttemptT:
         """The scores, and :meth:`with_doubts`."""
-        judged = super().judge(attacker, mounted, trial)  # type: ignore[arg-type]  # mypy takes each kind of result for another
-        attempt = self.with_doubts(judged, trial)
+        attempt = self.with_doubts(super().judge(attacker, mounted, trial), trial)
         return attempt if mounted.reach is None else replace(attempt, reasons=difference_reasons([mounted.reach.text]))
 
     def with_doubts(self, attempt: AttemptT, trial: Trial | None = None) -> AttemptT:
@@ -82,7 +80,7 @@ class Doubts(SampleTask[AttackT, Result, AttemptT]):
         attack = attempt.attacker.attack
         if attempt.reconstruction is None:
             return attempt
-        why: str | None = self.doubt() if self.doubts_all or attack.simulates else None
+        why = self.doubt() if self.doubts_all or attack.simulates else None
         if why is None and attack.one_step:
             why = self.doubt_of_one_step()
         if why is not None:

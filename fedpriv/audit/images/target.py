@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fedpriv.attacks.attack import ImageAttack
 from fedpriv.attacks.core.observation import Observation, ThreatModel
-from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.lab.attempts import ImageAttempt, Images, observations
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.same_net import on_same_net
@@ -31,7 +30,7 @@ SIDE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target(Doubts[ImageAttack, Reconstruction, ImageAttempt], Images):
+class Target(Doubts[ImageAttack, ImageAttempt], Images):
     """The messages to attack, and the truth behind them. Attackers who have public images get those of the baselines.
 
     Attributes:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.attack import RowAttack
-from fedpriv.attacks.core.row_reconstruction import RowReconstruction
 from fedpriv.attacks.lab.row_attempts import RowAttempt, Rows
 from fedpriv.attacks.lab.same_net import rows_on_same_net
 from fedpriv.attacks.scoring.row_scores import BY_CHANCE, in_order, right_cells, typical_row
@@ -25,7 +24,7 @@ CANDIDATES = 300
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target(Doubts[RowAttack, RowReconstruction, RowAttempt], Rows):
+class Target(Doubts[RowAttack, RowAttempt], Rows):
     """The messages to attack, and the truth behind them.
 
     Attributes:
