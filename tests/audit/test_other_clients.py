@@ -54,7 +54,7 @@ def test_every_kept_round_of_a_client_counts(kept: RunRecord, monkeypatch: pytes
 
 
 def test_the_servers_own_updates_are_computed_once(kept: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For FedMIA, the regression over rounds and the loss threshold's control; that of the round itself comes with the shadows."""
+    """For FedMIA, the regression over rounds and a control; that of the round itself comes with the shadows."""
     rounds, real = list[int](), OwnUpdates._trained
 
     def counted(own: OwnUpdates, round: int, parts: int) -> ShadowResult | None:
