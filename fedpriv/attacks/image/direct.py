@@ -50,15 +50,15 @@ class Analytic(ByMessage):
         range. If there are fewer candidates than samples, the rest is NaN. If the number of samples is unknown, all plausible
         candidates are returned.
         """
-        candidates = row_ratios(observation)[0]
-        if not candidates.is_image:
-            raise Inapplicable(f"the input of {candidates.layer!r} is features, not the image; analytic-features inverts those")
+        layer, fed = require_invertible_layers(as_gradient(observation))[0]
+        if not fed.is_image:
+            raise Inapplicable(f"the input of {layer.name!r} is features, not the image; analytic-features inverts those")
         if why := why_empty(observation):
             raise Empty(why)
         if observation.num_examples == 1:
             recovered, loss = single_sample(observation)[0]
             return SingleReconstruction(recovered.values, torch.tensor([-1]), [loss], (loss,))
-        n = observation.num_examples
+        candidates, n = row_ratios(observation)[0], observation.num_examples
         images = candidates.values[candidates.plausible] if n is None else filled(candidates.values, n)
         loss = float(1 - candidates.in_range[: len(images)].mean()) if len(candidates.values) and len(images) else 1.0
         return SingleReconstruction(images, torch.full((len(images),), -1), [loss], (loss,))

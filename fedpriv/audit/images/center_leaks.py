@@ -13,7 +13,7 @@ from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.linear import normalise_images
 from fedpriv.attacks.image.centers import (
-    CenterOptions,
+    SLACK,
     Embed,
     InvertedCenters,
     embedding,
@@ -52,8 +52,10 @@ def inverted_centers(record: RunRecord, round: int, client: int) -> tuple[Center
         present, centers = list(sent), torch.stack(list(sent.values()))
         embed, likely = embedding(observation, _projector(observation)), fit_prior(public, labels, present)
         far = float(relative_distance(_embedded(observation, embed, likely.means), centers).median().sqrt())
-        options = [CenterOptions(slack=far), CenterOptions()]  # on a tie the first wins; with slack it stays near the guess
-        tried = [invert_centers(observation, embed, centers, likely, option) for option in options]
+        slack = torch.tensor([far, SLACK])  # on a tie the first wins; with slack it stays near the guess
+        twice = replace(likely, means=likely.means.repeat(2, 1, 1, 1))
+        both = invert_centers(observation, embed, centers.repeat(2, 1), twice, slack.repeat_interleave(len(centers)))
+        tried = list(map(InvertedCenters, both.images.chunk(2), both.distance.chunk(2)))
     except Inapplicable:
         return None
     truth = record.truth(client)
