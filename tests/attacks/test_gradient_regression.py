@@ -24,6 +24,7 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.per_sample import LabelledSamples, per_sample
 from fedpriv.attacks.inference import gradient_columns as module
 from fedpriv.attacks.inference.gradient_regression import gradient_regression
+from tests.attacks.sent import clipped, each, only, pruned
 
 CLASSES, INPUTS, N = 3, 20, 24
 
@@ -145,17 +146,13 @@ def test_noise_on_everything_hides_members() -> None:
 def test_what_was_not_sent_does_not_count() -> None:
     """Of a pruned message, the zeros in place of what was dropped are no evidence; a masked tensor is absent."""
     message = trained(net(), chosen(MEMBERS))
-    kept = {name: tensor.abs() >= tensor.abs().median() for name, tensor in message.shared.items()}
-    shared = {name: tensor * kept[name] for name, tensor in message.shared.items()}
-    scores = of(replace(message, shared=shared, altered=Altered(kept=kept)))
+    scores = of(pruned(message, torch.median))
     assert scores[MEMBERS].min() > scores[~MEMBERS].max()
-    body = {name: tensor for name, tensor in message.shared.items() if name.startswith("body.")}
-    assert roc_auc_score(MEMBERS, of(replace(message, shared=body))) > 0.99
+    assert roc_auc_score(MEMBERS, of(only(message, "body."))) > 0.99
 
 
 def test_a_head_that_is_like_the_clients_stands_in_for_it() -> None:
-    message = trained(net(), chosen(MEMBERS))
-    body = replace(message, shared={name: tensor for name, tensor in message.shared.items() if name.startswith("body.")})
+    body = only(trained(net(), chosen(MEMBERS)), "body.")
     draw = torch.Generator().manual_seed(3)
     like: dict[str, Tensor] = {
         name: tensor + 0.02 * torch.randn(tensor.shape, generator=draw) if name.startswith("top.") else tensor
@@ -167,10 +164,7 @@ def test_a_head_that_is_like_the_clients_stands_in_for_it() -> None:
 
 @pytest.mark.parametrize("factor", [1.0, 0.02])
 def test_a_clipped_message_is_read_up_to_its_factor(factor: float) -> None:
-    message = trained(net(), chosen(MEMBERS))
-    shared = {name: factor * tensor for name, tensor in message.shared.items()}
-    scores = of(replace(message, shared=shared, altered=Altered(rescaled=True)))
-    assert roc_auc_score(MEMBERS, scores) > 0.99
+    assert roc_auc_score(MEMBERS, of(clipped(trained(net(), chosen(MEMBERS)), factor))) > 0.99
 
 
 def test_dp_sgd_gradients_are_regressed_on_clipped_ones() -> None:
@@ -285,6 +279,6 @@ def test_what_it_cannot_read_is_refused() -> None:
     with pytest.raises(Inapplicable, match="no parameter"):
         of(replace(message, shared={}))
     with pytest.raises(Inapplicable, match="not finite"):
-        of(replace(message, shared={name: tensor * torch.nan for name, tensor in message.shared.items()}))
+        of(each(message, lambda tensor: tensor * torch.nan))
     with pytest.raises(Inapplicable, match="class 2"):
         gradient_regression([message], CANDIDATES, samples(2, 5), [net().state_dict()])

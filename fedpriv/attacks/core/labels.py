@@ -21,5 +21,5 @@ def label_loss(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def targets(labels: Tensor, classes: int, like: torch.dtype) -> Tensor:
-    """What :func:`label_loss` compares outputs with, as floats: the probabilities ``(n, C)`` of classes, or the numbers ``(n,)``."""
+    """What :func:`label_loss` compares outputs with: the probabilities ``(n, C)`` of classes, or the numbers ``(n,)``."""
     return labels.to(like) if labels.is_floating_point() else F.one_hot(labels, classes).to(like)

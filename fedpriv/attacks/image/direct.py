@@ -10,13 +10,7 @@ import torch
 from fedpriv.attacks.attack import ByMessage, register
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Empty, Inapplicable, SingleReconstruction, filled
-from fedpriv.attacks.gradients.analytic import (
-    invertible_layers,
-    require_invertible_layers,
-    row_ratios,
-    single_sample,
-    why_empty,
-)
+from fedpriv.attacks.gradients.analytic import invertible_layers, require_invertible_layers, row_ratios, single_sample, why_empty
 from fedpriv.attacks.gradients.linear import denormalise_images, is_rectified
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.gradients.spear import SpearOptions, projected, rectified_layer, unmix
@@ -46,8 +40,8 @@ class Analytic(ByMessage):
         return f"no ReLU follows {first!r}, so that every image behind a message moves every neuron"
 
     def single(self, observation: Observation, seed: int) -> SingleReconstruction:
-        """The loss is the share of the layer's gradient that one sample leaves unexplained; for a batch, the share of pixels out of
-        range. If there are fewer candidates than samples, the rest is NaN. If the number of samples is unknown, all plausible
+        """The loss is the share of the layer's gradient that one sample leaves unexplained; for a batch, the share of pixels out
+        of range. If there are fewer candidates than samples, the rest is NaN. If the number of samples is unknown, all plausible
         candidates are returned.
         """
         layer, fed = require_invertible_layers(as_gradient(observation))[0]

@@ -136,7 +136,7 @@ class Idlg(Dlg):
 
 
 def known_labels(case: Case, infers: bool) -> Tensor | None:
-    """The labels ``(N, B)`` that the attacker is given or, with ``infers``, reads off the last layer; ``None``: they are unknowns."""
+    """The labels ``(N, B)`` that are given or, with ``infers``, read off the last layer; ``None``: they are unknowns."""
     return case.labels if case.labels is not None else sign_rule(case) if infers else None
 
 

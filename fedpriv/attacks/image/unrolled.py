@@ -69,8 +69,8 @@ class Recovered:
 def unroll(observation: Observation, options: UnrolledOptions, seed: int = 0) -> Recovered:
     """Optimise dummy images until their simulated local update changes the shared weights as observed.
 
-    The first start has the labels that the last layer's gradient shows. The others optimise the labels with the images, which ends
-    in wrong minima for nets with convolutions. Unknown weights of hidden layers are optimised, too.
+    The first start has the labels that the last layer's gradient shows. The others optimise the labels with the images, which
+    ends in wrong minima for nets with convolutions. Unknown weights of hidden layers are optimised, too.
 
     Raises:
         Inapplicable: the schedule or the number of samples is not known, the message is a gradient, or the client's loss used no

@@ -7,9 +7,9 @@ system, exact for one step without a defence. It needs no shadow model.
 
 The regression uses what the server knows:
 
-* Its own samples of a class (all, where labels are numbers) have a mean gradient, which is subtracted from the gradients of the class's candidates. These class
-  means, at the sent weights and along the server's own simulated update, are nuisance columns: they are fitted but not scored,
-  since class sizes and the path of the weights say nothing about single samples.
+* Its own samples of a class (all, where labels are numbers) have a mean gradient, which is subtracted from the gradients of the
+  class's candidates. These class means, at the sent weights and along the server's own simulated update, are nuisance columns:
+  they are fitted but not scored, since class sizes and the path of the weights say nothing about single samples.
 * The deviations of its own samples from these means stand for members that are not candidates. The likelihood decides whether
   these deviations are used.
 * Where the client normalises by its batch, the statistics of the server's own samples replace the batch's.

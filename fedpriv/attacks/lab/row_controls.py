@@ -38,8 +38,8 @@ def row_controls(attack: RowAttack, setting: RowSetting, seed: int = 0) -> tuple
 @one_thread()
 @mounting()
 def positive_control(attack: RowAttack, setting: RowSetting = UNDEFENDED, seed: int = 0) -> Control:
-    """Check that the attack recovers as many cells of undefended rows as the setting requires, and at least half of those that the
-    typical row has wrong."""
+    """Check that the attack recovers as many cells of undefended rows as the setting requires, and at least half of those that
+    the typical row has wrong."""
 
     def check() -> tuple[bool, str]:
         messages, rows = _undefended(attack, setting, seed)

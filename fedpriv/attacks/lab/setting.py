@@ -73,8 +73,8 @@ class Setting:
     targeted: bool = False
 
     def with_batch_norm(self) -> Setting:
-        """This setting with a reference victim that normalises by the batch. That nearly cancels an image's contrast and brightness,
-        so at most half of the images must be recovered."""
+        """This setting with a reference victim that normalises by the batch. That nearly cancels an image's contrast and
+        brightness, so at most half of the images must be recovered."""
         return replace(self, net="reference", batch_norm=True, min_recovery=min(self.min_recovery, HALF))
 
     def truth(self, seed: int) -> tuple[Tensor, Tensor]:

@@ -97,6 +97,7 @@ class Fishing(ByMessage):
         alone, n = self.caught(observation), observation.num_examples or 1
         result = _read_off(alone, seed) or KnownHead(self.steps, self.restarts).run([alone], seed)
         labels = torch.full((n,), -1)
+        assert alone.labels is not None, "those of the target class"
         labels[: len(result.raw)] = alone.labels
         return SingleReconstruction(filled(result.raw, n), labels, result.curve[:, 0].tolist(), (float(result.loss),))
 

@@ -192,9 +192,7 @@ def search(
         tries = torch.arange(attempt, min(attempt + ahead, restarts + 1))
         numbers = f"{attempt + 1}" if len(tries) == 1 else f"{attempt + 1} to {attempt + len(tries)}"
         pairs = zip(
-            torch.split(failing.repeat(len(tries)), most),
-            torch.split(tries.repeat_interleave(len(failing)), most),
-            strict=True,
+            torch.split(failing.repeat(len(tries)), most), torch.split(tries.repeat_interleave(len(failing)), most), strict=True
         )
         for rows, which in pairs:
             generators = [

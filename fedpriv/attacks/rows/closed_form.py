@@ -32,13 +32,7 @@ from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable, filled, require_labels
 from fedpriv.attacks.core.row_reconstruction import RowReconstruction
-from fedpriv.attacks.gradients.analytic import (
-    invertible_layers,
-    require_invertible_layers,
-    row_ratios,
-    single_sample,
-    why_empty,
-)
+from fedpriv.attacks.gradients.analytic import invertible_layers, require_invertible_layers, row_ratios, single_sample, why_empty
 from fedpriv.attacks.gradients.linear import is_rectified
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.gradients.spear import SpearOptions, rectified_layer, unmix

@@ -114,10 +114,10 @@ def score_rows(
 def sure_rows(raw: Tensor, shown: Tensor, true: Tensor, others: Tensor, encoding: RowEncoding, messages: int) -> Tensor:
     """Which rows are right in every cell, and hardly by chance ``(n,)``.
 
-    A message that says nothing of its rows is as near to ``others``. Either so many rows are right that chance hardly makes as
-    many of others right (binomial); or the row's numbers are nearer to the true ones than chance makes those of any of ``n``
-    others (:func:`_nearer`). All rows of a target count if all are right: of few rows with few cells, not even exact ones could
-    be significant.
+    ``others`` show how often rows are right by chance: a message that says nothing of its own rows is as near to these. There
+    are two tests. Either more rows are right than chance explains (binomial), and all of them count; or a row counts whose
+    numbers are so near to the true ones that chance hardly makes one of ``n`` rows as near (:func:`_nearer`). If all rows of a
+    target are right, they count without a test: few rows with few cells could not pass one.
 
     Args:
         raw: the rows that an attack shows ``(m, F)``, as many for each message.
@@ -139,11 +139,12 @@ def sure_rows(raw: Tensor, shown: Tensor, true: Tensor, others: Tensor, encoding
 
 
 def _nearer(row: Tensor, true: Tensor, others: Tensor, encoding: RowEncoding) -> float:
-    """How rare it is that numbers within the tolerance of a row ``(F,)`` are all as near as the true ones, or in the same step.
+    """The chance that a row which is right within the tolerance is by luck as near to this row ``(F,)`` as the true one is.
 
-    Numbers of a column are as likely anywhere within the tolerance, in steps of the smallest difference of two of them; numbers
-    that many rows have are as likely as others have them. Columns count once where they determine each other: as many count as
-    the others' numbers have directions that are wider than the tolerance.
+    It is the product over the columns of numbers. In each, a number is as likely anywhere within the tolerance, but takes steps:
+    the smallest difference between two numbers of the column. Numbers that many rows share are as likely as they are frequent
+    among the others. Columns that determine each other count once: the product is reduced to the number of directions in which
+    the others vary by more than the tolerance.
     """
     there = [
         at.start

@@ -16,8 +16,8 @@ from fedpriv.attacks.scoring.feature_distance import feature_distance
 from fedpriv.attacks.scoring.perceptual import Missing, lpips
 
 THRESHOLDS = (1e-2, 1e-3, 1e-4)
-"""Mean squared errors below which an image counts as recovered, loosest first: the loosest is that of verdicts. A grey image scores
-about 0.03 to 0.09."""
+"""Mean squared errors below which an image counts as recovered. The first, which is the loosest, is that of verdicts. A grey
+image scores about 0.03 to 0.09."""
 
 RECOVERED = THRESHOLDS[0]
 """The threshold of controls, tables and verdicts."""

@@ -21,6 +21,7 @@ from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.scoring.scores import match, mse
 from fedpriv.objectives.simclr import nt_xent
 from tests.attacks.client import CLASSES, SHAPE, OfRows, change, gradient, mlp, observe, pictures
+from tests.attacks.sent import noisy, pruned
 
 
 def test_single_sample_is_exact_with_hidden_head() -> None:
@@ -122,20 +123,17 @@ def test_total_least_squares_resists_noise_best() -> None:
 
 def defended(message: Observation, how: str) -> Observation:
     """A message after a mild, known defence."""
-    shared, draw = dict(message.shared), torch.Generator().manual_seed(0)
+    shared = message.shared
     sizes = torch.cat([tensor.flatten() for tensor in shared.values()]).abs()
     if how == "pruning":
-        kept = {name: tensor.abs() > sizes.quantile(0.3) for name, tensor in shared.items()}
-        return replace(message, shared={n: t * kept[n] for n, t in shared.items()}, altered=Altered(kept=kept))
+        return pruned(message, lambda _: float(sizes.quantile(0.3)))
     if how == "rounding":
         steps = {name: float(tensor.abs().max()) / 2**6 for name, tensor in shared.items()}
         variance = {name: step**2 / 12 for name, step in steps.items()}
         return replace(
             message, shared={n: (t / steps[n]).round() * steps[n] for n, t in shared.items()}, altered=Altered(variance=variance)
         )
-    sigma = 0.01 * float(sizes.square().mean().sqrt())
-    noisy = {n: t + sigma * torch.randn(t.shape, generator=draw, dtype=t.dtype) for n, t in shared.items()}
-    return replace(message, shared=noisy, altered=Altered(variance=dict.fromkeys(noisy, sigma**2)))
+    return noisy(message, 0.01 * float(sizes.square().mean().sqrt()))
 
 
 @pytest.mark.parametrize("how", ["noise", "rounding", "pruning"])

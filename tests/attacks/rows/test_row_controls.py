@@ -19,6 +19,7 @@ from fedpriv.attacks.lab.setting import RowSetting
 from fedpriv.attacks.lab.trial import Attacker, Trial
 from fedpriv.attacks.rows.closed_form import ClosedForm
 from fedpriv.attacks.scoring.row_scores import typical_row
+from tests.attacks.sent import messages_of
 from tests.marks import quick_first
 
 
@@ -68,9 +69,7 @@ def test_the_control_has_as_many_rows_as_the_columns_allow() -> None:
     """Four numbers, of which one may be missing, and one category are seven independent entries."""
     numbers = tuple(NumberColumn(name, gaps=name == "d") for name in "abcd")
     table = RowEncoding((*numbers, CategoryColumn("e", ("x", "y"))))
-    setting = RowSetting(table, rows=6, per_message=6)
-    rows, labels = setting.truth(0)
-    (message,) = setting.observations(rows, labels, 0)
+    (message,), _, _ = messages_of(RowSetting(table, rows=6, per_message=6))
     assert ClosedForm.most_rows(message) == 3
     positive, _ = run_row_controls(ClosedForm(), message, 6, 0)
     assert positive.passed and "3 behind one message" in positive.sentence
