@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
     from fedpriv.evaluation.protocols import ScoreSummary
     from fedpriv.scores.catalogue import Score
+
+GAIN_COLUMNS = (
+    "score", "label", "method", "baseline", "baseline_label", "difference", "low", "high", "over", "count", "unpaired", "differ",
+    "trained",
+)  # fmt: skip
+"""Of :func:`gains`."""
 
 
 def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[str] = "runs") -> DataFrame:
@@ -90,11 +96,11 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
 def gains(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[str] = "runs") -> DataFrame:
     """What federated runs gain over runs of ``local`` and of ``pooled`` (below 0: what they lose), in a table.
 
-    There is a row for each label of federated runs and each label of a baseline. The columns are those of
-    :class:`fedpriv.api.gains.Gain`, among others ``score`` (that all runs are ranked by; accuracy, if these differ),
-    ``difference``, ``low`` and ``high``. Runs are compared client by client, if they have the same data, partition, seed and
-    number of rounds; how many rounds ``train.patience`` left of these is a result, and does not matter. ``unpaired`` runs of the
-    two labels have no such partner and do not count.
+    There is a row for each label of federated runs and each label of a baseline. The columns are ``score`` (that all runs are
+    ranked by; accuracy, if these differ), ``difference`` (its mean) with ``low``, ``high``, ``over`` and ``count`` of
+    :class:`fedpriv.api.gains.Difference`, and those of :class:`fedpriv.api.gains.Gain`. Runs are compared client by client, if
+    they have the same data, partition, seed and number of rounds; how many rounds ``train.patience`` left of these is a result,
+    and does not matter. ``unpaired`` runs of the two labels have no such partner and do not count.
 
     Args:
         runs: as for :func:`compare`.
@@ -107,8 +113,7 @@ def gains(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[st
     from fedpriv.tracking import find_run
 
     folders = [find_run(os.fspath(run), Path(runs_dir)) for run in runs]
-    columns = [field.name for field in fields(Gain)]
-    table = pd.DataFrame([as_row(gain) for gain in gains_between(folders)], columns=columns)
+    table = pd.DataFrame([as_row(gain) for gain in gains_between(folders)], columns=list(GAIN_COLUMNS))
     return table.astype({"difference": "float64", "low": "float64", "high": "float64"})
 
 
@@ -133,7 +138,8 @@ def in_best_rounds(folders: Sequence[Path]) -> bool:
 
 def as_row(gain: Gain) -> dict[str, Any]:
     """A gain as a row of a table, with the score's name."""
-    return asdict(gain) | {"score": gain.score.name}
+    values = asdict(gain) | asdict(gain.paired) | {"score": gain.score.name, "difference": gain.paired.mean}
+    return {name: values[name] for name in GAIN_COLUMNS}
 
 
 def finished_runs(
@@ -179,9 +185,8 @@ def _gain_columns(finished: Mapping[int, FinishedRun], runs: int, score: Score) 
             None if (run := finished.get(number)) is None else _over_best(run, baseline, finished.values(), score)
             for number in range(runs)
         ]
-        columns[f"over_{baseline}"] = [None if gain is None else gain.difference for gain in gains]
-        columns[f"over_{baseline}_low"] = [None if gain is None else gain.low for gain in gains]
-        columns[f"over_{baseline}_high"] = [None if gain is None else gain.high for gain in gains]
+        for end, name in (("", "mean"), ("_low", "low"), ("_high", "high")):
+            columns[f"over_{baseline}{end}"] = [None if gain is None else getattr(gain.paired, name) for gain in gains]
     return columns
 
 
@@ -190,7 +195,7 @@ def _over_best(run: FinishedRun, baseline: Baseline, runs: Iterable[FinishedRun]
     others = [other for other in runs if other.method == baseline and other.same == run.same]
     over = [gain for other in others if (gain := gain_of([(run, other)], baseline, score)) is not None]
     best = min if score.higher_is_better else max
-    return None if run.method == baseline else best(over, key=lambda gain: gain.difference, default=None)
+    return None if run.method == baseline else best(over, key=lambda gain: gain.paired.mean, default=None)
 
 
 def figures(folder: Path, at_best: bool = False) -> dict[str, Any]:

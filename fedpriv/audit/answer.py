@@ -5,10 +5,12 @@ The first of these rules that holds gives the words:
 0. *Claimed epsilon contradicted*: canaries show a larger epsilon than the privacy accountant claims.
 1. *Samples were recovered* from a message that a client sent: training images, more of them than the nearest public image or flat
    images recover at the same threshold (MSE < 0.01, 0.001 or 0.0001); or images from class centres; or a sentence, word for word;
-   or rows of a table, right in every cell, and hardly by chance (:func:`fedpriv.attacks.scoring.row_scores.sure_rows`).
+   or rows of a table, right in every cell, and hardly by chance (:func:`fedpriv.attacks.scoring.row_scores.sure_rows`); or a
+   client's only row, which its statistics of before round 1 tell in every cell.
 2. *Words were found*: of the tokens that an attack named as a message's, at least half were in it, and far more than of random
    words (:func:`fedpriv.audit.judge.texts.naming_words`). *Cells were found*: of rows of a table, more cells than guesses have
-   right, and so many hardly by chance (:func:`fedpriv.audit.judge.rows.cells`).
+   right, and so many hardly by chance (:func:`fedpriv.audit.judge.rows.cells`); or cells that a client's statistics of before
+   round 1 tell.
 3. *Members were identified*: a membership attack separates members from others, by an interval that holds for all attacks at
    once; or it identifies more of them at a low false-positive rate than guessing would. *Attributes were inferred*: a message
    names hidden values of a column of rows, beyond what the other columns tell, by such an interval.
@@ -90,7 +92,11 @@ def _findings(run: AuditedRun) -> Iterator[Answer]:
         most = max(centers, key=lambda center: center.recovered.rate.share)
         yield _finding(SAMPLES, samples.centers(most), most.picture)
     yield from _texts(run, "message", SAMPLES, WORDS_OF_TEXTS)
+    if any(client.whole for client in run.told_rows):
+        yield _finding(SAMPLES, clients.told_rows(run))
     yield from _rows(run, "message", SAMPLES, WORDS_OF_TEXTS)
+    if run.told_rows:
+        yield _finding(WORDS_OF_TEXTS, clients.told_rows(run), words=CELLS_FOUND)
     if members.tells(run.membership):
         yield _finding(MEMBERS, clients.membership(run.membership), roc=True)
     if attributes.inferred(run):

@@ -28,8 +28,16 @@ def attack_masks(request: Request) -> dict[str, Any]:
     """
     import numpy as np
 
-    from fedpriv.attacks.inference.masked_round import flower_mask, flower_seed, masked_round, number_of
-    from fedpriv.attacks.inference.masked_sums import SEED_BITS, SecaggMasks, Words, unmask
+    from fedpriv.attacks.inference.masked_sums import (
+        SEED_BITS,
+        SecaggMasks,
+        Words,
+        flower_mask,
+        flower_seed,
+        masked_round,
+        number_of,
+        unmask,
+    )
     from fedpriv.attacks.lab.control import Control
     from fedpriv.secure.masks import mask
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import json
 import os
 import shlex
@@ -149,9 +150,20 @@ def _is_store(path: Path) -> bool:
 
 
 def loading() -> None:
-    """Say that PyTorch is loaded next, which takes seconds, where it is not there yet."""
+    """Load PyTorch, and say so before, as it takes seconds; unless it is there.
+
+    The garbage collector is off meanwhile, and never looks at the objects of PyTorch's modules, which are a million.
+    """
     if "torch" not in sys.modules:
         say("loading PyTorch", err=True)
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            import torch  # noqa: F401
+        finally:
+            gc.freeze()
+            if collects:
+                gc.enable()
 
 
 def console(width: int | None = None) -> Console:

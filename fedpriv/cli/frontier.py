@@ -61,7 +61,8 @@ def frontier(
     from fedpriv.audit.run_audit import AuditOptions
     from fedpriv.config import RunConfig, lay_over, parse, parse_assignment, read_yaml
     from fedpriv.frontier.grid import Defence
-    from fedpriv.frontier.run import Plan, frontier
+    from fedpriv.frontier.plan import Plan
+    from fedpriv.frontier.run import frontier
     from fedpriv.frontier.show import answer
     from fedpriv.plugins import load_plugins
     from fedpriv.processes import usable_cores

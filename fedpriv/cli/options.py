@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedpriv.cli.common import loading
 from fedpriv.cli.terminal import FilePath, WorkersParam
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def config_from(config_file: Path | None, assignments: tuple[str, ...], flags: d
     assigned = dict(parse_assignment(text) for text in assignments)
     replaced = SHORTHANDS if "wire.transforms" in assigned else ()
     keys = {name: value for name, value in flags.items() if value is not None and name not in replaced}
-    config = config_of(config_file, keys | assigned, here)
+    config = config_of(config_file, keys | assigned, here, loading)
     given = click.get_current_context().meta.get("fedpriv.plugins", ())
     return config.model_copy(update={"plugins": tuple(dict.fromkeys((*config.plugins, *given)))})
 

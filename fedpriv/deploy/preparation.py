@@ -8,7 +8,7 @@ from fedpriv.agreement import Agreement
 from fedpriv.data.encoding import Encoding
 from fedpriv.data.preprocessing.stored import Preprocessing, ScaledForm, TextForm
 from fedpriv.data.sources import known_scaling
-from fedpriv.deploy.handshake import Facts
+from fedpriv.deploy.facts import Facts
 from fedpriv.server.statistics import Gathered
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -142,14 +142,11 @@ def read_lines(run_dir: Path, skip: int = 0) -> tuple[list[Record], int]:
 
     An incomplete last line, which is being written or was truncated by a kill, is left out, as are damaged lines.
     """
-    lines = lines_of(run_dir / "metrics.jsonl")
-    return list(_undamaged(lines[skip:])), len(lines)
-
-
-def _undamaged(lines: Sequence[bytes]) -> Iterator[Record]:
-    for line in lines:
+    lines, records = lines_of(run_dir / "metrics.jsonl"), list[Record]()
+    for line in lines[skip:]:
         with suppress(ValueError):
-            yield parsed(line)
+            records.append(parsed(line))
+    return records, len(lines)
 
 
 def read_records(run_dir: Path) -> list[Record]:
@@ -292,11 +289,9 @@ def _check_form(form: type[_Form], values: Any, path: Path | str) -> None:
 def _check_links(folder: Path) -> None:
     """Raise :class:`UsageError` if a symbolic link leads out of the folder: its target would be read, uploaded or overwritten."""
     root = folder.resolve()
-    for path in _links(folder):
-        if not path.resolve().is_relative_to(root):
-            raise UsageError(f"{path} is a symbolic link out of the run folder, which is not followed; put a copy in its place")
-
-
-def _links(folder: Path) -> Iterator[Path]:
     for where, folders, files in os.walk(folder):
-        yield from (path for name in (*folders, *files) if (path := Path(where) / name).is_symlink())
+        for path in (Path(where) / name for name in (*folders, *files)):
+            if path.is_symlink() and not path.resolve().is_relative_to(root):
+                raise UsageError(
+                    f"{path} is a symbolic link out of the run folder, which is not followed; put a copy in its place"
+                )

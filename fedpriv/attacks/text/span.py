@@ -51,11 +51,8 @@ class SpanAttack(SearchOptions, TextAttack):
     """
 
     control: ClassVar = TextSetting()
-    audit_options: ClassVar = {
-        "steps": 100,
-        "starts": 2,
-        "budget": 20_000,
-    }  # testing a thousand sentences takes about two seconds
+    # Testing a thousand sentences takes about two seconds.
+    audit_options: ClassVar = {"steps": 100, "starts": 2, "budget": 20_000}
     max_batch: ClassVar = None
     finds_order: ClassVar = True
     tolerance: float = 0.01

@@ -38,11 +38,8 @@ class Tag(SearchOptions, TextAttack):
     """
 
     control: ClassVar = TextSetting()
-    audit_options: ClassVar = {
-        "steps": 100,
-        "starts": 1,
-        "sweeps": 10,
-    }  # a step through a pretrained encoder takes about a second
+    # A step through a pretrained encoder takes about a second.
+    audit_options: ClassVar = {"steps": 100, "starts": 1, "sweeps": 10}
     max_batch: ClassVar = 4
     finds_order: ClassVar = True
     known_tokens: bool = True

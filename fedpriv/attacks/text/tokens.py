@@ -128,15 +128,10 @@ class TokenSet(TextAttack):
         """Labels are inferred from the head where it was sent."""
         began = time.process_time()
         results = [find_tokens(observation) for observation in observations]
-        labels = [inferred_labels(observation) for observation in observations]
-        return TextReconstruction(
-            None,
-            torch.stack([tokens.counts for tokens in results]),
-            torch.cat(labels),
-            torch.full((len(results),), torch.nan),
-            tuple(tokens.how for tokens in results),
-            time.process_time() - began,
-        )
+        counts = torch.stack([tokens.counts for tokens in results])
+        labels = torch.cat([inferred_labels(observation) for observation in observations])
+        loss, notes = torch.full((len(results),), torch.nan), tuple(tokens.how for tokens in results)
+        return TextReconstruction(None, counts, labels, loss, notes, time.process_time() - began)
 
 
 def inferred_labels(observation: Observation) -> Tensor:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.attack import ImageAttack
-from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.lab.attempts import ImageAttempt, suited
 from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.audit.images import figures
@@ -97,8 +96,7 @@ class Attacked:
 def on_message(record: Record, round: int, client: int, seed: int, say: Say) -> Attacked:
     """Attack a client's message with every attacker whose controls cover as many images per message."""
     target = message(record, round, client)
-    title = record.title(round, client, f"{len(target.images)} training images", _steps(target))
-    target = replace(target, title=title)
+    target = target.described(record, round, client, f"{len(target.images)} training images")
     attempts = [attempt_on(part, attacker, seed, say) for part, tried in _parts(target) for attacker in tried]
     return Attacked(target, "message", round, record.sender(round, client), attempts)
 
@@ -121,11 +119,6 @@ def _parts(target: Target) -> Iterator[tuple[Target, list[Attacker[ImageAttack]]
     yield target, suited(target.masked)
     for what, part in target.statistics.items():
         yield replace(part, title=target.title), [replace(attacker, what=what) for attacker in suited(part.masked)]
-
-
-def _steps(target: Target) -> int | None:
-    schedule = target.observe(ThreatModel())[0].schedule
-    return None if schedule is None else schedule.steps
 
 
 def _success(attempt: ImageAttempt) -> tuple[int, float]:

@@ -117,10 +117,10 @@ def guesses(baselines: Mapping[str, Mapping[str, int]], figures: ImageFigures) -
 
 
 def beside_guesses(target: ImageTarget, figures: ImageFigures) -> tuple[int, Recovery | None]:
-    """How many images guesses recover at the threshold at which an attack's are counted (:func:`recovered`).
+    """How many images guesses recover at the threshold of an attack's recoveries (:func:`recovered`).
 
     Returns:
-        this number; if it is no smaller than the attack's, also the recovery at a threshold where an attack beats guesses.
+        this number; and if the attack recovered no more, the recovery at a threshold where some attack beats guesses.
     """
     counted = recovered(figures)
     guessed = guesses(target.baseline_successes, figures)[counted.limit]

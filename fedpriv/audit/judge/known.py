@@ -33,7 +33,7 @@ def samples_cut(run: AuditedRun) -> bool:
     return any(was_cut(run.not_run.get(part)) for part in left_out) or any(map(_was_cut, targets))
 
 
-def _was_cut(target: ImageTarget | TextTargetResult | RowTarget) -> bool:
+def _was_cut(target: Target) -> bool:
     """Whether an attack on a target was cut. One on texts or rows that ran never counts as cut, even if its control was."""
     if isinstance(target, ImageTarget):
         return any(was_cut(outcome.cut) or any(map(was_cut, outcome.status.reasons)) for outcome in target.outcomes)
@@ -41,7 +41,7 @@ def _was_cut(target: ImageTarget | TextTargetResult | RowTarget) -> bool:
 
 
 def samples_not_known(run: AuditedRun) -> Iterator[str]:
-    """What may be recoverable of samples though it was not: no attack whose failure is evidence was mounted on it."""
+    """Yields what of samples may be recoverable though it was not, as no attack whose failure is evidence was mounted."""
     if "image" in run.modalities:
         yield from _not_known(run, "image", run.images, images.is_known)
     if was_cut(run.not_run.get("class centres")):
@@ -61,11 +61,10 @@ def samples_not_known(run: AuditedRun) -> Iterator[str]:
 
 
 def _not_known(run: AuditedRun, sample: str, targets: Sequence[T], is_known: Callable[[T], bool]) -> Iterator[str]:
-    """Yields "samples can be recovered" if no attack on them is evidence, or if the budget cut the attacks on a target before any
-    conclusive attack on it.
+    """Yields that samples can be recovered, if no attack on them is evidence, or if the budget cut the attacks on some target
+    before a conclusive one.
 
-    Otherwise yields "single samples can be recovered" if no attack on clients with one sample (the easiest case) is evidence,
-    naming the rounds if only some are open.
+    Otherwise yields that single samples can be recovered, if in some round no attack on clients with one sample is evidence.
 
     Args:
         sample: ``image``, ``text`` or ``row``.
@@ -84,11 +83,11 @@ def _not_known(run: AuditedRun, sample: str, targets: Sequence[T], is_known: Cal
 
 
 def statistics_not_known(run: AuditedRun) -> Iterator[tuple[str, str]]:
-    """The statistics that are gradients from which samples may be recoverable though none were, and of which kind.
+    """Yields (statistic, kind of samples) where samples may be recoverable from a statistic that is a gradient, though none were.
 
-    They are sent beside the model, and defences may leave them as they are, so that attacks on the model say nothing of them.
-    Clients with one sample decide, if there are any. They also count as known if the model's change already gave away all
-    their images or rows.
+    Such statistics are sent beside the model, and defences may leave them as they are: attacks on the model say nothing of them.
+    Clients with one sample decide, if there are any. What a statistic gives away is also known if the model's change already gave
+    away all images or rows.
     """
     for what in (statistic.what for statistic in run.statistics if statistic.gradient):
         known: dict[str, list[tuple[Target, bool]]] = {

@@ -81,7 +81,7 @@ def _run(number: int, run: AuditedRun) -> Section:
 
 
 def _sent(run: AuditedRun) -> Section:
-    by_role, tensors, schemas = [], [], []
+    by_role, tensors = [], []
     for role in dict.fromkeys(tensor.role for tensor in run.wire.tensors):
         of_role = [tensor for tensor in run.wire.tensors if tensor.role == role]
         sent = [[tensor.bytes * way for way in (*_ways(tensor), not tensor.was_sent)] for tensor in of_role]
@@ -90,8 +90,9 @@ def _sent(run: AuditedRun) -> Section:
         about = (tensor.role, tensor.dtype, " × ".join(map(str, tensor.shape)), whole(tensor.bytes))
         ways = ["yes" if way else "no" for way in _ways(tensor)]
         tensors.append(Row((Styled(tensor.name, "code"), *about, *ways), "" if tensor.was_sent else "stays"))
-    for form in run.wire.schemas:
-        schemas.append(Row((Styled(form.hash, "code"), form.tensors, whole(form.bytes), "; ".join(form.messages))))
+    schemas = [
+        Row((Styled(form.hash, "code"), form.tensors, whole(form.bytes), "; ".join(form.messages))) for form in run.wire.schemas
+    ]
     parts = ("#tensors", "#in an upload", "#in a download", "#in the broadcast of round 0", "#never sent")
     every = ("tensor", "part", "type", "shape", "#bytes", "up", "down", "round 0")
     traffic = ("round", "#all uploads, bytes", "#all downloads, bytes")

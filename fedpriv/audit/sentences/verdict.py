@@ -15,6 +15,7 @@ def verdict(run: AuditedRun) -> list[str]:
         *(samples.images(target) for target in run.images if target.kind == "single image"),
         *map(samples.texts, run.texts),
         *samples.on_rows(run.rows),
+        *([clients.told_rows(run)] if run.told_rows else []),
         *(samples.not_attacked(part, run.not_run[part]) for part in left_out if part in run.not_run),
         *(samples.centers(outcome) for outcome in run.centers if judge_images.gives_away(outcome)),
         *clients.mean_colour(run.mean_colours),

@@ -17,7 +17,7 @@ from fedpriv.client.suspicion import secret_generator
 from fedpriv.config import RunConfig
 from fedpriv.data.augmentation.augment import augmentation
 from fedpriv.data.federated import ClientData
-from fedpriv.deploy.handshake import DisjointClients
+from fedpriv.deploy.facts import DisjointClients
 from fedpriv.errors import FedprivError
 from fedpriv.files import Damaged, load_json, remembered
 from fedpriv.privacy.accountant import epsilon, history_of
