@@ -14,6 +14,7 @@ from fedpriv.cli.common import command, console
 from fedpriv.cli.deploy import DIR, deploy, link_of, require_flower
 from fedpriv.cli.options import config_from, config_options
 from fedpriv.cli.terminal import FilePath, say
+from fedpriv.untrusted.names import first_few
 
 _SHOWN = 5
 
@@ -241,7 +242,7 @@ def _show_absent(link: Any, paths: Any) -> None:
     away = [node.name for node in nodes if node.status != "online"]
     if away:
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + JOIN))
-        names = ", ".join(away[:_SHOWN]) + (", ..." if len(away) > _SHOWN else "")
+        names = first_few(away, _SHOWN)
         say(
             f"waiting for {len(away)} of {len(nodes)} clients to connect, until {until} ({JOIN:g} s): {names}; "
             f"`fedpriv deploy status {paths.path}` shows them",

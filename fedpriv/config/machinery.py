@@ -17,8 +17,8 @@ class ExecutorConfig(Section):
 
     name: Literal["auto", "sequential", "vectorized"] = Field(
         "auto",
-        description="one client after another, or groups of them as one wide net; auto: whichever the net is faster with, "
-        "which the run then records",
+        description="sequential: one client after another; vectorized: groups of clients as one wide net; auto: whichever "
+        "is faster with the net, which the run then records",
     )
     group_size: int | None = Field(
         None, ge=1, description="clients that train together; null: half of the participants, at most 10"

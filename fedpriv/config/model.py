@@ -52,8 +52,8 @@ class ModelConfig(Section):
     pretrained: bool = Field(True, description="of image-text pairs: the backbone with its ImageNet weights")
     tune: Literal["full", "lora", "head"] | None = Field(
         None,
-        description="trained part of the encoder: all of it, LoRA's matrices in its attention (peft), or nothing, so that its "
-        "features are computed once; null: nothing of a pretrained one, all of a random one",
+        description="trained part of the encoder. full: all of it; lora: LoRA's matrices in its attention (peft); head: "
+        "nothing, so that its features are computed once; null: head of a pretrained one, full of a random one",
     )
     adapter: PositiveInt | None = Field(
         None,
@@ -68,8 +68,9 @@ class ModelConfig(Section):
 
     init: Path | None = Field(
         None,
-        description="weights that the net starts from: a .safetensors file such as `weights/server.safetensors` of a run, or a "
-        "state dict of torch.save, with the net's names; what the file lacks is drawn from the seed; null: all is",
+        description="weights that the net starts from: a .safetensors file such as `weights/server.safetensors` of a run, "
+        "or a state dict of torch.save, with the net's names; tensors that the file lacks are drawn from the seed; null: "
+        "all are drawn",
     )
     init_roles: tuple[Literal["encoder", "projector", "predictor", "head"], ...] | None = Field(
         None, min_length=1, description="roles that are taken of the file `init`; null: all that it has"

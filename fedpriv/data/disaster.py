@@ -19,6 +19,7 @@ from fedpriv.data.tables.folders import visible
 from fedpriv.data.tables.hub import SPLITS
 from fedpriv.data.tables.samples_in_files import SamplesInFiles
 from fedpriv.errors import UsageError
+from fedpriv.untrusted.names import first_few
 
 if TYPE_CHECKING:
     from fedpriv.data.tables.decoding import Mode
@@ -122,7 +123,11 @@ def _pair_up(root: Path, classes: tuple[str, ...]) -> SamplesInFiles:
         imageless += [text for stem, text in texts.items() if stem not in images]
     if textless or imageless:
         alone = {"images without their text": textless, "texts without their image": imageless}
-        faults = [f"{len(files):,} {what} ({_listed(root, files)})" for what, files in alone.items() if files]
+        faults = [
+            f"{len(files):,} {what} ({first_few([str(file.relative_to(root)) for file in files], _SHOWN)})"
+            for what, files in alone.items()
+            if files
+        ]
         raise UsageError(f"{root}: {' and '.join(faults)}; pairs are {_LAYOUT}")
     return _table(str(root), pairs, classes)
 
@@ -140,10 +145,6 @@ def _by_stem(folder: Path, suffixes: Collection[str]) -> dict[str, Path]:
                 raise UsageError(f"{path} and {by_stem[path.stem].name} have the same stem; keep one of them")
             by_stem[path.stem] = path
     return by_stem
-
-
-def _listed(root: Path, files: Sequence[Path]) -> str:
-    return ", ".join([*(str(file.relative_to(root)) for file in files[:_SHOWN]), *["..."] * (len(files) > _SHOWN)])
 
 
 def _is_published(table: SamplesInFiles) -> bool:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedpriv.data.tables.files import class_names
 from fedpriv.errors import UsageError
+from fedpriv.untrusted.names import first_few
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -185,9 +186,8 @@ def _ids(table: Table, values: NDArray[Any], column: str, classes: tuple[str, ..
     outside = np.flatnonzero((ids < 0) | (ids >= len(classes)))
     if len(outside):
         shown = values[outside].tolist()[0]
-        names = ", ".join([*classes[:_SHOWN], *["..."] * (len(classes) > _SHOWN)])
         what = f"label {shown!r} in column {column!r} is none of the {len(classes)} classes"
-        raise UsageError(f"{table.at(outside[0])}: {what}: {names}")
+        raise UsageError(f"{table.at(outside[0])}: {what}: {first_few(classes, _SHOWN)}")
     return ids
 
 

@@ -72,7 +72,7 @@ def test_tables_of_clients_with_their_own_test_rows(tmp_path: Path) -> None:
     loaded = load(run_of(tmp_path / "anything"))  # a fifth of b's 31 rows is held out, of those of a none
     partition = partition_dataset(loaded.dataset, loaded.config)
     assert [len(held) for held in partition.train] == [20, 25] and [len(held) for held in partition.test] == [6, 6]
-    said = "no test split of their own have the clients b: a fixed fifth of their samples is held out"
+    said = "these clients have no test split, and a fixed fifth of their samples is held out: b"
     assert said in loaded.dataset.notes and not any("there is no test split" in line for line in loaded.dataset.notes)
 
 

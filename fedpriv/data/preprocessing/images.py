@@ -20,8 +20,6 @@ from fedpriv.errors import FedprivError, UsageError, first_line
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from fedpriv.data.tables.files import Table
-
 
 @dataclass(frozen=True, eq=False)
 class NewImages:
@@ -133,11 +131,12 @@ def _brought(images: Sequence[Image], form: ScaledForm, names: tuple[str, ...] |
 
 def _of_table(path: Path, form: ScaledForm) -> NewImages:
     """The images of a table that has them, or names them."""
+    from fedpriv.data.tables.columns import image_column
     from fedpriv.data.tables.files import open_file
     from fedpriv.data.tables.paths import with_images
 
     (table,) = with_images([open_file(path)], ())
-    image = _column(table)
+    image = image_column(table.features)
     if image is None:
         raise UsageError(f"{path} has no column of images; its columns are: {', '.join(table.features)}")
     rows = np.arange(len(table.column(image)))
@@ -146,16 +145,6 @@ def _of_table(path: Path, form: ScaledForm) -> NewImages:
     others = int((sizes != (width, height)).any(1).sum())
     side = _side(form, sizes[(sizes != (width, height)).any(1)][0][::-1]) if others else None
     return NewImages(decoding.decode(table, image, rows, _mode(form), side), None, others)
-
-
-def _column(table: Table) -> str | None:
-    import datasets
-
-    from fedpriv.data.tables.columns import IMAGE_COLUMNS, choose, holds_bytes
-
-    kinds = table.features
-    typed = [name for name, kind in kinds.items() if isinstance(kind, datasets.Image)]
-    return choose(typed or [name for name, kind in kinds.items() if holds_bytes(kind)], IMAGE_COLUMNS)
 
 
 def _mode(form: ScaledForm) -> decoding.Mode:

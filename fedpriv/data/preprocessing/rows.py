@@ -17,6 +17,7 @@ from fedpriv.data.encoding import CategoryColumn, Column, Entries, NumberColumn,
 from fedpriv.data.tables.files import Columnar, Typed, open_file
 from fedpriv.data.user_data.numbers import DATED, is_string, numbers_of, plain_numbers
 from fedpriv.errors import UsageError
+from fedpriv.untrusted.names import first_few
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -167,9 +168,8 @@ def _levels(rows: NewRows, column: CategoryColumn) -> tuple[Entries, list[str]]:
     unknown = sorted({repr(values[row]) for row in np.flatnonzero(entries[:, -1])})
     if not unknown:
         return entries, []
-    shown = ", ".join([*unknown[:_SHOWN], *["..."] * (len(unknown) > _SHOWN)])
     count = int(entries[:, -1].sum())
     return entries, [
         f"column {column.name!r}: {count:,} of {len(values):,} values have no entry of their own from training, and are read as "
-        f"the others there: {shown}"
+        f"the others there: {first_few(unknown, _SHOWN)}"
     ]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedpriv.data.encoding import Column, Entries, NumberColumn, level_of
 from fedpriv.errors import UsageError
+from fedpriv.untrusted.names import first_few
 
 Indices: TypeAlias = NDArray[np.int64]
 ColumnKind = Literal["number", "category", "empty"]
@@ -167,10 +168,9 @@ def unseen_levels(cells: Sequence[Cells], rows: Indices) -> list[str]:
         if isinstance(column, CategoryCells):
             known = np.unique(column.train[rows])
             if (strange := np.setdiff1d(column.test, known)).size:
-                count, names = int(np.isin(column.test, strange).sum()), [column.levels[number] for number in strange.tolist()]
-                shown = ", ".join([*map(repr, names[:5]), *["..."] * (len(names) > 5)])
+                count, names = int(np.isin(column.test, strange).sum()), [repr(column.levels[number]) for number in strange]
                 lines.append(
-                    f"column {column.name!r}: {count:,} test rows have a level that no training row has ({shown}); it is read "
-                    "as all other levels are"
+                    f"column {column.name!r}: {count:,} test rows have a level that no training row has ({first_few(names, 5)}); "
+                    "it is read as all other levels are"
                 )
     return lines

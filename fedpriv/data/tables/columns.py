@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -77,10 +77,9 @@ def find_columns(
         if name is not None and name not in table.features:
             raise UsageError(f"{table.origin} has no column {name!r}; its columns are: {', '.join(table.features)}")
     features = {name: kind for name, kind in table.features.items() if name != client and name not in dropped}
-    images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
     others = [name for name in features if name not in (named or ())]
     labels = [name for name in others if isinstance(features[name], datasets.ClassLabel)]
-    image = choose(images, IMAGE_COLUMNS) or choose([n for n, kind in features.items() if holds_bytes(kind)], IMAGE_COLUMNS)
+    image = image_column(features)
     guessed = label is None
     label = label or choose(labels, LABEL_COLUMNS) or next((name for name in LABEL_COLUMNS if name in others), None)
     _check_named(table, label, client, named, dropped)
@@ -167,6 +166,14 @@ def _on_label(table: Table, label: str, guessed: bool, others: Sequence[str]) ->
             and levels == len(set(zip(values.to_pylist(), classes, strict=True)))
         ):
             yield f"column {name!r} determines the label: remove it if it is the label in other words"
+
+
+def image_column(features: Mapping[str, Any]) -> str | None:
+    """The column that holds images, by Hugging Face type, or else bytes; ``None``: there is none."""
+    import datasets
+
+    typed = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
+    return choose(typed or [name for name, kind in features.items() if holds_bytes(kind)], IMAGE_COLUMNS)
 
 
 def choose(candidates: Sequence[str], preferred: Sequence[str]) -> str | None:

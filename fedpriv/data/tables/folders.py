@@ -11,6 +11,7 @@ from fedpriv.data.tables.files import ParquetTable, Table, open_file
 from fedpriv.data.tables.hub import SPLITS, open_saved
 from fedpriv.data.tables.samples_in_files import SamplesInFiles
 from fedpriv.errors import UsageError
+from fedpriv.untrusted.names import first_few
 
 _SPLIT = re.compile(r"(train|" + "|".join(SPLITS) + r")([-_.]?\d+(-of-\d+)?(-[0-9a-f]+)?)?", re.IGNORECASE)
 """Names of the files of a split, which may be several, as in the hub's repositories: ``train-00000-of-00002``."""
@@ -141,7 +142,7 @@ def open_folder(folder: Path, classes: Sequence[str] = ()) -> tuple[Table, Table
         splits = by_split(files)
         named = "train" in splits and "train" not in by_split(folders_in(folder))
         if not named and (images := _like_classes(folder)):
-            shown = ", ".join([*(str(path.relative_to(folder)) for path in images[:3]), *["..."] * (len(images) > 3)])
+            shown = first_few([str(path.relative_to(folder)) for path in images], 3)
             raise UsageError(
                 f"{folder} holds the table {files[0].name} and folders of images ({shown}); move one of them away, or give the "
                 "table itself as the data set"
@@ -195,11 +196,9 @@ def _check_parts(files: Sequence[Path]) -> None:
         first = int(whole in there)  # some count from 1
         missing = list(islice((number for number in range(first, whole + first) if number not in there), 4))
         if missing:
-            names = [f"{before}{number:0{width}}-of-{parts}{files[0].suffix}" for number in missing[:3]]
-            lacks = f"lacks {', '.join([*names, *['...'] * (len(missing) > 3)])}"
-            raise UsageError(
-                f"{files[0].parent} holds {len(there)} of {whole} parts and {lacks}; add them, or give a file as the data set"
-            )
+            names = first_few([f"{before}{number:0{width}}-of-{parts}{files[0].suffix}" for number in missing], 3)
+            what = f"{len(there)} of {whole} parts and lacks {names}"
+            raise UsageError(f"{files[0].parent} holds {what}; add them, or give a file as the data set")
 
 
 def _open_files(files: Sequence[Path]) -> Table:

@@ -21,7 +21,7 @@ from fedpriv.data.user_data.clients import client_folders, looks_like_clients, o
 from fedpriv.data.user_data.objects import FOLDER
 from fedpriv.data.user_data.owners import GIVEN
 from fedpriv.errors import UsageError
-from fedpriv.untrusted.names import printable
+from fedpriv.untrusted.names import first_few, printable
 
 if TYPE_CHECKING:
     from fedpriv.data.tables.files import Table
@@ -59,8 +59,8 @@ def _open(path: Path, folders: list[Path], data: DataConfig) -> Opened:
         tables = with_images(tables, (data.label, data.partition.column, *data.drop))
     opened = _assembled(path.name, tables, data)
     if without:
-        shown = ", ".join([*without[:_SHOWN], *["..."] * (len(without) > _SHOWN)])
-        opened.notes.append(f"no test split of their own have the clients {shown}: a fixed fifth of their samples is held out")
+        names = first_few(without, _SHOWN)
+        opened.notes.append(f"these clients have no test split, and a fixed fifth of their samples is held out: {names}")
     if path.is_dir():
         used = {Path(os.path.normpath(file)) for table in tables for file in table.files}
         if unread := [printable(str(file.relative_to(path))) for file in not_read(path, used)]:
