@@ -34,7 +34,8 @@ FOLDER = "against_peers"
 
 @dataclass(frozen=True)
 class Topic:
-    """
+    """A table of the report.
+
     Attributes:
         measure: the folder of the data sets -> rows.
         render: rows -> a section of the report.
