@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedpriv.experiments.claims import Judgement, Results, judge, metric
-from fedpriv.experiments.divergence import Divergence
 from fedpriv.experiments.paired import until_as_good
-from fedpriv.experiments.results import Result
+from fedpriv.experiments.results import Divergence, Result
 from fedpriv.experiments.spec import Experiment
 from fedpriv.experiments.stored import divergences, stored_results
 from fedpriv.scores.catalogue import ACCURACY, Score, score_named
