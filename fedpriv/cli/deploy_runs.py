@@ -189,7 +189,7 @@ def _follow(paths: Any, link: Any, request: Any, detach: bool) -> dict[str, Any]
     import os
     import time
 
-    from fedpriv.cli.report import is_scored, ranked
+    from fedpriv.cli.summary import is_scored, ranked
     from fedpriv.deploy.server_run import DECLARED
     from fedpriv.errors import FedprivError
     from fedpriv.storage.run_folder import RunFolder
@@ -253,7 +253,7 @@ def _show_rounds(run_dir: Path) -> Callable[[dict[str, Any]], None]:
     """Shows the rounds of a run, with the score that it is ranked by."""
     from functools import cache
 
-    from fedpriv.cli.report import plain
+    from fedpriv.cli.summary import plain
     from fedpriv.scores.catalogue import ACCURACY, Score, score_named
     from fedpriv.storage.run_folder import RunFolder
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from fedpriv.agreement import Agreement, Declared
-from fedpriv.client.client import Client, Received, receive
+from fedpriv.client.client import Client
+from fedpriv.client.receiving import Received, receive
 from fedpriv.client.resident import Resident
 from fedpriv.client.store import ClientStore
 from fedpriv.client.suspicion import secret_generator
