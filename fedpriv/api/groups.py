@@ -128,17 +128,10 @@ def groups_between(
     at_best = in_best_rounds(folders) if at_best is None else at_best
     rows = [figures(folder, at_best) for folder in folders]
     named = labels(folders, rows) if named is None else named
-    return grouped(rows, named, finished_runs(folders, rows, named, at_best).values(), against)
-
-
-def grouped(
-    rows: Sequence[Row], named: Sequence[str], finished: Iterable[FinishedRun], against: str | None = None
-) -> list[Group]:
-    """:func:`groups_between` of figures, labels and the finished runs with their clients' scores."""
     score, members, by_label = common_score(rows), dict[str, list[tuple[Row, bool]]](), dict[str, dict[Hashable, FinishedRun]]()
     for label, row, again in zip(named, rows, repeated(named, rows), strict=True):
         members.setdefault(label, []).append((row, again))
-    for run in finished:
+    for run in finished_runs(folders, rows, named, at_best).values():
         by_label.setdefault(run.label, {}).setdefault(run.same, run)
     contradicted = contradictions(named, rows)
     alone = [_group(label, score, of_label, label in contradicted) for label, of_label in members.items()]

@@ -1,4 +1,4 @@
-"""The result of one run as data: small, without local paths, to be committed beside the YAML."""
+"""The result of one run as data, also of one that diverged: small, without local paths, to be committed beside the YAML."""
 
 from __future__ import annotations
 
@@ -147,6 +147,36 @@ class Result(StoredRun):
             for i, number in enumerate(self.curve["round"])
             if number in rounds
         ]
+
+
+@dataclass(frozen=True)
+class Divergence(StoredRun):
+    """A run without numbers, as the loss or the weights of a client became infinite or NaN (``train.on_nan: stop``).
+
+    The same config would end so again, so this is its result.
+
+    Attributes:
+        label to plugins: as of a :class:`Result`.
+        client, diverged_in: which client did, and in which round.
+    """
+
+    SOMETHING_ELSE = "does not say how a run diverged"
+
+    processor: str
+    data_hash: str
+    client: int
+    diverged_in: int
+
+    def __str__(self) -> str:
+        return f"client {self.client} diverged in round {self.diverged_in}"
+
+    @classmethod
+    def of(cls, folder: RunFolder, label: str) -> Divergence | None:
+        """Of a run folder; ``None`` where no divergence ended the run."""
+        facts = folder.facts
+        if facts.get("status") != "failed" or not (diverged := facts.get("diverged")):
+            return None
+        return cls(**made_as(folder, label), client=diverged["client"], diverged_in=diverged["round"])
 
 
 def is_finished(folder: RunFolder) -> bool:

@@ -18,9 +18,8 @@ from typing import Any, Literal
 
 from fedpriv.errors import FedprivError
 from fedpriv.experiments.checkout import refuse_changes
-from fedpriv.experiments.divergence import Divergence
 from fedpriv.experiments.leaks import leakage
-from fedpriv.experiments.results import Result, collect, is_finished, rounded
+from fedpriv.experiments.results import Divergence, Result, collect, is_finished, rounded
 from fedpriv.experiments.spec import Experiment
 from fedpriv.experiments.stored import divergence_of, elsewhere
 from fedpriv.experiments.validity import by_other_code, difference, made_otherwise

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from fedpriv.config import RunConfig
 from fedpriv.errors import FedprivError
-from fedpriv.experiments.divergence import Divergence
-from fedpriv.experiments.results import Result, StoredRun
+from fedpriv.experiments.results import Divergence, Result, StoredRun
 from fedpriv.experiments.spec import Experiment
 from fedpriv.experiments.validity import made_otherwise
 

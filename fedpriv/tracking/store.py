@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from fedpriv.errors import FedprivError
+from fedpriv.errors import FedprivError, causes
 from fedpriv.processes import python_command
 from fedpriv.tracking.folder import read_run
 from fedpriv.untrusted.addresses import hide_secrets, keep_secrets
@@ -216,11 +216,8 @@ def explained(error: Exception, uri: str) -> TrackingError:
     """The :class:`TrackingError` for an error of MLflow, in one line; :class:`ServerAway` if the server does not answer."""
     import requests
 
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, requests.RequestException):
-            return ServerAway(f"tracking server {uri} does not answer{by_proxy(uri)}")
-        cause = cause.__cause__ or cause.__context__
+    if any(isinstance(cause, requests.RequestException) for cause in causes(error)):
+        return ServerAway(f"tracking server {uri} does not answer{by_proxy(uri)}")
     if isinstance(error, ModuleNotFoundError):  # the driver of a database
         return TrackingError(f"tracking at {uri} needs the package {error.name}, which is not installed")
     lines = hide_secrets(str(error)).strip().splitlines() or [type(error).__name__]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 from fedpriv.errors import UsageError
 from fedpriv.tracking.access import permitted_store, whole_address
 from fedpriv.tracking.folder import read_run
-from fedpriv.tracking.mirror import SyncReport, sync
+from fedpriv.tracking.mirror import sync
+from fedpriv.tracking.sending import SyncReport
 from fedpriv.tracking.store import check_server, quiet_mlflow
 from fedpriv.tracking.trackers import Tracker, register
 from fedpriv.untrusted.addresses import keep_secrets
