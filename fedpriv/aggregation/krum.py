@@ -50,7 +50,7 @@ class MultiKrum(Aggregation):
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         rows, count = uploads.by_columns, len(uploads)
-        bad = max(0, min(int(self.params.bad * count), (count - 3) // 2))
+        bad = max(0, min(int(self.params.bad * count + 1e-9), (count - 3) // 2))
         kept = torch.arange(count)
         if count >= 3:
             (group,) = parameter_groups(uploads.space, "model")

@@ -32,10 +32,20 @@ def test_the_median_is_numpys(rows: Tensor) -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(rounds, st.floats(0, 0.49))
-def test_the_trimmed_mean_is_scipys(rows: Tensor, trim: float) -> None:
-    actual = merge("trimmed-mean", uploads(START, rows), trim=trim).row
-    np.testing.assert_allclose(actual, stats.trim_mean(rows.numpy(), trim, axis=0), atol=1e-12)
+@given(rounds, st.integers(0, 49))
+def test_the_trimmed_mean_is_scipys(rows: Tensor, percent: int) -> None:
+    actual = merge("trimmed-mean", uploads(START, rows), trim=percent / 100).row
+    cut = (percent * len(rows) // 100 + 0.5) / len(rows)
+    np.testing.assert_allclose(actual, stats.trim_mean(rows.numpy(), cut, axis=0), atol=1e-12)
+
+
+@pytest.mark.parametrize("percent", range(50))
+def test_shares_of_many_uploads_are_whole_numbers_of_them(percent: int) -> None:
+    """The product of 0.29 and 100 is less than 29."""
+    rows = START + torch.randn(100, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    trimmed = merge("trimmed-mean", uploads(START, rows), trim=percent / 100)
+    assert trimmed.report["trimmed_mean/left_out"] == 2 * percent
+    assert merge("multi-krum", uploads(START, rows), bad=percent / 100).report["krum/holds_against"] == min(percent, 48)
 
 
 def krum_by_loops(rows: np.ndarray, bad: int, keep: int) -> np.ndarray:
