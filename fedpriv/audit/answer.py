@@ -5,10 +5,12 @@ The first of these rules that holds gives the words:
 0. *Claimed epsilon contradicted*: canaries show a larger epsilon than the privacy accountant claims.
 1. *Samples were recovered* from a message that a client sent: training images, more of them than the nearest public image or flat
    images recover at the same threshold (MSE < 0.01, 0.001 or 0.0001); or images from class centres; or a sentence, word for word;
-   or rows of a table, right in every cell, and hardly by chance (:func:`fedpriv.attacks.scoring.row_scores.sure_rows`).
+   or rows of a table, right in every cell, and hardly by chance (:func:`fedpriv.attacks.scoring.row_scores.sure_rows`); or a
+   client's only row, which its statistics of before round 1 tell in every cell.
 2. *Words were found*: of the tokens that an attack named as a message's, at least half were in it, and far more than of random
    words (:func:`fedpriv.audit.judge.texts.naming_words`). *Cells were found*: of rows of a table, more cells than guesses have
-   right, and so many hardly by chance (:func:`fedpriv.audit.judge.rows.cells`).
+   right, and so many hardly by chance (:func:`fedpriv.audit.judge.rows.cells`); or cells that a client's statistics of before
+   round 1 tell.
 3. *Members were identified*: a membership attack separates members from others, by an interval that holds for all attacks at
    once; or it identifies more of them at a low false-positive rate than guessing would. *Attributes were inferred*: a message
    names hidden values of a column of rows, beyond what the other columns tell, by such an interval.
@@ -31,13 +33,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fedpriv.audit import sentences
 from fedpriv.audit.judge import attributes, classes, images, members, rows, texts
 from fedpriv.audit.judge.coverage import coverage
 from fedpriv.audit.judge.known import samples_not_known
 from fedpriv.audit.judge.measures import metrics
 from fedpriv.audit.results.audit import Answer, AuditedRun, Part
 from fedpriv.audit.results.outcome import Outcome, TargetKind
+from fedpriv.audit.sentences import clients, epsilon, samples
+from fedpriv.audit.sentences.verdict import verdict
 
 WORDS = (
     "Claimed epsilon contradicted",
@@ -67,7 +70,7 @@ _PARTS: dict[Part, str] = {
 
 def concluded(run: AuditedRun) -> AuditedRun:
     """The run with its verdict, answer and metrics; :mod:`fedpriv.audit.page.change` adds what would change the answer."""
-    return replace(run, verdict=tuple(sentences.verdict(run)), answer=answer(run), metrics=metrics(run))
+    return replace(run, verdict=tuple(verdict(run)), answer=answer(run), metrics=metrics(run))
 
 
 def answer(run: AuditedRun) -> Answer:
@@ -83,17 +86,21 @@ def _finding(level: int, sentence: str, picture: str | None = None, roc: bool = 
 def _findings(run: AuditedRun) -> Iterator[Answer]:
     """The findings that hold, worst first."""
     if (claim := run.epsilon) is not None and claim.canaries is not None and claim.canaries.best.epsilon > claim.upper:
-        yield _finding(CONTRADICTED, sentences.contradiction(claim.canaries.best, claim.upper))
+        yield _finding(CONTRADICTED, epsilon.contradiction(claim.canaries.best, claim.upper))
     yield from _images(run, SAMPLES, "message")
     if centers := list(filter(images.gives_away, run.centers)):
         most = max(centers, key=lambda center: center.recovered.rate.share)
-        yield _finding(SAMPLES, sentences.centers(most), most.picture)
+        yield _finding(SAMPLES, samples.centers(most), most.picture)
     yield from _texts(run, "message", SAMPLES, WORDS_OF_TEXTS)
+    if any(client.whole for client in run.told_rows):
+        yield _finding(SAMPLES, clients.told_rows(run))
     yield from _rows(run, "message", SAMPLES, WORDS_OF_TEXTS)
+    if run.told_rows:
+        yield _finding(WORDS_OF_TEXTS, clients.told_rows(run), words=CELLS_FOUND)
     if members.tells(run.membership):
-        yield _finding(MEMBERS, sentences.membership(run.membership), roc=True)
+        yield _finding(MEMBERS, clients.membership(run.membership), roc=True)
     if attributes.inferred(run):
-        yield _finding(MEMBERS, sentences.attributes(run)[0], words=ATTRIBUTES_INFERRED)
+        yield _finding(MEMBERS, clients.attributes(run)[0], words=ATTRIBUTES_INFERRED)
     yield from _images(run, SINGLES, "single image")
     yield from _texts(run, "single text", SINGLES, SINGLES)
     yield from _rows(run, "single row", SINGLES, SINGLES)
@@ -104,7 +111,7 @@ def _images(run: AuditedRun, level: int, kind: TargetKind) -> Iterator[Answer]:
     targets = [target for target in run.images if target.kind == kind and images.beyond_baselines(target) is not None]
     if recoveries := [most for target in targets if (most := images.best(target)) is not None]:
         worst = max(recoveries, key=lambda recovery: recovery.rate.share).target
-        yield _finding(level, sentences.images(worst), worst.picture)
+        yield _finding(level, samples.images(worst), worst.picture)
 
 
 def _texts(run: AuditedRun, kind: TargetKind, level: int, level_of_words: int) -> Iterator[Answer]:
@@ -112,10 +119,10 @@ def _texts(run: AuditedRun, kind: TargetKind, level: int, level_of_words: int) -
     targets = [target for target in run.texts if target.kind == kind]
     for target in targets:
         if (exact := texts.exact_sentences(target)) is not None:
-            yield _finding(level, sentences.texts(target, exact[0]))
+            yield _finding(level, samples.texts(target, exact[0]))
     for target in targets:
         if (named := texts.naming_words(target)) is not None:
-            yield _finding(level_of_words, sentences.texts(target, named))
+            yield _finding(level_of_words, samples.texts(target, named))
 
 
 def _rows(run: AuditedRun, kind: TargetKind, level: int, level_of_cells: int) -> Iterator[Answer]:
@@ -126,19 +133,19 @@ def _rows(run: AuditedRun, kind: TargetKind, level: int, level_of_cells: int) ->
         if recoveries := [most for most in best if beyond(most.figures, most.target.baselines)]:
             worst = max(recoveries, key=lambda most: (rows.recovered(most).share, most.figures.cells.share))
             words = "" if whole or level_of_cells == SINGLES else CELLS_FOUND
-            yield _finding(level if whole else level_of_cells, sentences.rows(worst.target), words=words)
+            yield _finding(level if whole else level_of_cells, samples.rows(worst.target), words=words)
 
 
 def _classes(run: AuditedRun) -> Iterator[Answer]:
     if classes.rule_finds_classes(run.labels):
-        yield _finding(CLASSES, sentences.labels(run.labels)[0])
+        yield _finding(CLASSES, clients.labels(run.labels)[0])
     together = classes.lacking(run.labels_over_rounds)
     if classes.rule_finds_classes(together):
-        clients = f"{sum(result.exact for result in together)} of {len(together)} clients that do not hold every class"
-        sentence = f"The set of a client's classes was found exactly from all its kept messages together for {clients}."
+        share = f"{sum(result.exact for result in together)} of {len(together)} clients that do not hold every class"
+        sentence = f"The set of a client's classes was found exactly from all its kept messages together for {share}."
         yield _finding(CLASSES, sentence)
     if classes.shadows_find_classes(run.shadow_labels):
-        yield _finding(CLASSES, sentences.shadows(run.shadow_labels)[0])
+        yield _finding(CLASSES, clients.shadows(run.shadow_labels)[0])
 
 
 def _nothing(run: AuditedRun) -> Answer:

@@ -14,7 +14,18 @@ from fedpriv.data.statistics.totals import Inquiry, Totals
 from fedpriv.wire import Sealed
 
 _SHOWN = 20
+_GIVEN_AWAY = 2
+"""So many numbers, or fewer, follow from their sum and the sum of their squares."""
 """Levels of a column that a line names."""
+
+
+def told_totals(messages: Sequence[Sealed]) -> dict[int | None, Totals]:
+    """The statistics without noise among the kept messages, by client; ``None``: their secure sum."""
+    inquiry = next((value_of(message, "inquiry", None, Inquiry) for message in messages if message.kind == "inquiry"), None)
+    sent = {message.client: message.tensors() for message in messages if message.kind == "statistics"}
+    if inquiry is None:
+        return {}
+    return {client: Totals.of(tensors, inquiry) for client, tensors in sent.items() if NOISY not in tensors}
 
 
 def told_before(messages: Sequence[Sealed], classes: Sequence[str] = ()) -> tuple[ToldBefore, ...]:
@@ -30,7 +41,7 @@ def told_before(messages: Sequence[Sealed], classes: Sequence[str] = ()) -> tupl
             named = value_of(message, "levels", message.client, dict[str, tuple[str, ...]])
             lines += [_line(message, column, f"has the levels {_listed(levels)}") for column, levels in named.items()]
         elif message.kind == "statistics":
-            lines += [_line(message, column, says) for column, says in _statistics(message, inquiries[0], classes)]
+            lines += _statistics(message, inquiries[0], classes)
         elif message.kind == "encoding" and not inquiries:
             encoding = value_of(message, "encoding", None, Encoding)
             lines.append(
@@ -39,33 +50,41 @@ def told_before(messages: Sequence[Sealed], classes: Sequence[str] = ()) -> tupl
     return tuple(lines)
 
 
-def _line(message: Sealed, column: str, says: str) -> ToldBefore:
-    return ToldBefore(client=message.client, column=column, says=says, bytes=message.nbytes)
+def _line(message: Sealed, column: str, says: str, rows: int = 0, cells: int = 0) -> ToldBefore:
+    return ToldBefore(client=message.client, column=column, says=says, bytes=message.nbytes, rows=rows, cells=cells)
 
 
-def _statistics(message: Sealed, inquiry: Inquiry, classes: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(column, what it says) of the statistics of a client, or of their secure sum."""
+def _statistics(message: Sealed, inquiry: Inquiry, classes: Sequence[str]) -> Iterator[ToldBefore]:
+    """The lines of the statistics of a client, or of their secure sum.
+
+    Sums of one or two numbers tell them. Those of one row also tell that a number is missing, and a level that is named.
+    """
     tensors = message.tensors()
     if NOISY in tensors:
-        yield "", f"{tensors[NOISY].numel()} sums with noise, which its epsilon covers"
+        yield _line(message, "", f"{tensors[NOISY].numel()} sums with noise, which its epsilon covers")
         return
     totals = Totals.of(tensors, inquiry)
-    yield "", f"{totals.rows:,} training samples"
-    names = [*inquiry.numbers, *(f"channel {number}" for number in range(inquiry.channels))]
-    for name, column in zip(names, totals.moments, strict=True):
-        yield name, _moments(column)
+    rows = totals.rows
+    yield _line(message, "", f"{rows:,} training samples", rows)
+    numbers, channels = totals.moments[: len(inquiry.numbers)], totals.moments[len(inquiry.numbers) :]
+    for name, column in zip(inquiry.numbers, numbers, strict=True):
+        few = column.count if column.count <= _GIVEN_AWAY else 0
+        yield _line(message, name, _moments(column), rows, 1 if rows == 1 else few)
+    for number, channel in enumerate(channels):
+        yield _line(message, f"channel {number}", _moments(channel))
     for (name, levels), counts in zip(inquiry.levels, totals.levels, strict=True):
         held = [f"{count:,} {level or '(missing)'}" for level, count in zip(levels, counts, strict=False) if count]
-        yield name, _listed([*held, f"{counts[-1]:,} of any other level"])
+        level = int(rows == 1 and not counts[-1])
+        yield _line(message, name, _listed([*held, f"{counts[-1]:,} of any other level"]), rows, level)
     if totals.classes:
         named = [f"{count:,}{f' {classes[number]}' if classes else ''}" for number, count in enumerate(totals.classes)]
-        yield "", f"samples by class: {_listed(named)}"
+        yield _line(message, "", f"samples by class: {_listed(named)}", rows)
 
 
 def _moments(column: Moments) -> str:
     if not column.count:
         return "no number"
-    if column.count <= 2:  # which their sum and the sum of their squares give away
+    if column.count <= _GIVEN_AWAY:
         numbers = {formats.short(column.mean + sign * column.deviation) for sign in (-1, 1)}
         return f"{column.count} numbers, which are told with that: {', '.join(sorted(numbers))}"
     if column.deviation == 0:

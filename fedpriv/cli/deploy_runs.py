@@ -91,7 +91,8 @@ def run(
                 f"data.clients {config.data.clients}: the deployment has numbered {clients} (`fedpriv deploy add-client`)"
             )
         config = config.model_copy(update={"data": config.data.model_copy(update={"clients": clients})})
-    run_dir = (config.run_dir or paths.runs / default_name(config)).absolute()
+    names_data = "name" in config.data.model_fields_set  # else the clients' own, or the default
+    run_dir = (config.run_dir or paths.runs / default_name(config, names_data)).absolute()
     RunFolder(run_dir).check_new()  # before any client is asked
     if run_dir.resolve().parent != paths.runs.resolve():
         raise UsageError(f"--run-dir {config.run_dir}: the runs of a deployment must be in {paths.runs}, for `deploy resume`")
@@ -188,7 +189,7 @@ def _follow(paths: Any, link: Any, request: Any, detach: bool) -> dict[str, Any]
     import os
     import time
 
-    from fedpriv.cli.report import is_scored, ranked
+    from fedpriv.cli.summary import is_scored, ranked
     from fedpriv.deploy.server_run import DECLARED
     from fedpriv.errors import FedprivError
     from fedpriv.storage.run_folder import RunFolder
@@ -252,7 +253,7 @@ def _show_rounds(run_dir: Path) -> Callable[[dict[str, Any]], None]:
     """Shows the rounds of a run, with the score that it is ranked by."""
     from functools import cache
 
-    from fedpriv.cli.report import plain
+    from fedpriv.cli.summary import plain
     from fedpriv.scores.catalogue import ACCURACY, Score, score_named
     from fedpriv.storage.run_folder import RunFolder
 

@@ -70,14 +70,14 @@ class DataConfig(Section):
     features: tuple[str, ...] | None = Field(
         None,
         min_length=1,
-        description="columns of a table of numbers and categories that are used, also dates and numbers that differ in each row; "
-        "null: all but those, and but texts",
+        description="the columns that are used of a table of numbers and categories, which may be dates, or numbers that differ "
+        "in each row; null: all but these and texts",
     )
     drop: tuple[str, ...] = Field((), description="columns of a table that are not used")
     min_level: PositiveInt = Field(
         5,
-        description="of a table's categories: the number of its training rows that must have a level for a client to name it; "
-        "others are read as one",
+        description="a client names a level of a category in a table only if so many of its training rows have it; all others "
+        "are read as one",
     )
     bounds: Mapping[str, tuple[float, float]] = Field(
         {}, description="least and greatest number of columns of a table, such as {age: [0, 120]}; needed under DP"
@@ -106,7 +106,7 @@ class DataConfig(Section):
     image_only: float = Field(0.0, ge=0, le=1, description="image-text pairs: share of the clients that have no texts")
     text_only: float = Field(0.0, ge=0, le=1, description="image-text pairs: share of the clients that have no images")
     corrupt_clients: float = Field(
-        0.0, ge=0, le=1, description="share of the clients that are bad, to see what an aggregation holds against"
+        0.0, ge=0, le=1, description="share of the clients that are bad, to test how robust an aggregation is"
     )
     corruption: Corruption = Field(
         "labels",

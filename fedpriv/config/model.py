@@ -86,13 +86,9 @@ class ModelConfig(Section):
         return None if value == "none" else value
 
     @model_validator(mode="after")
-    def _has_features_beside_a_projection(self) -> ModelConfig:
+    def _has_no_contradiction(self) -> ModelConfig:
         if self.head_on == "features" and self.projection is None:
             raise ValueError("head_on features: without a projector the head is on the features anyway; leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _starts_from_a_file(self) -> ModelConfig:
         if self.init is None and (self.init_roles or self.init_hash):
             raise ValueError(f"init_{'roles' if self.init_roles else 'hash'} is of the file init, and none is given")
         return self

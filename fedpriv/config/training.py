@@ -162,27 +162,17 @@ class TrainConfig(Section):
         return read_schedule(value)
 
     @model_validator(mode="after")
-    def _has_batches(self) -> TrainConfig:
-        if self.min_batch > self.batch_size:
-            raise ValueError(
-                f"min_batch {self.min_batch} skips every batch of batch_size {self.batch_size}; at most {self.batch_size}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _gets_warm(self) -> TrainConfig:
+    def _has_no_contradiction(self) -> TrainConfig:
+        size, options = self.batch_size, self.options
+        if self.min_batch > size:
+            raise ValueError(f"min_batch {self.min_batch} skips every batch of batch_size {size}; at most {size}")
         if self.local_steps is not None and 0 < self.local_steps <= self.warmup_steps:
             raise ValueError(f"warmup_steps {self.warmup_steps}: a phase of {self.local_steps} local_steps never reaches its lr")
-        return self
-
-    @model_validator(mode="after")
-    def _steps_as_it_says(self) -> TrainConfig:
         if self.lr_schedule is not None and self.lr_decay != 1:
             raise ValueError(
                 f"lr_schedule and lr_decay {self.lr_decay:g} both say how the rate changes from round to round; leave lr_decay "
                 f"out, or set lr_schedule=exponential:gamma={self.lr_decay:g}, which is the same"
             )
-        options = self.options
         if isinstance(options, SGD) and options != SGD() and (not self.momentum or (options.nesterov and options.dampening)):
             raise ValueError("optimizer_options of sgd: nesterov or dampening, not both, and with a momentum above 0")
         if self.optimizer == "rprop" and self.local_lr_schedule is not None:

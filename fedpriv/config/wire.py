@@ -65,7 +65,7 @@ class PrivacyConfig(Section):
     )
     accountant: Literal["rdp", "prv"] = Field("rdp", description="accountant whose epsilon counts; the summary has both")
     canaries: NonNegativeInt = Field(
-        0, description="canaries to plant, half of them used, to measure the epsilon spent; simulations only"
+        0, description="canaries to plant, to measure the epsilon spent; half of them are used; simulations only"
     )
 
     @model_validator(mode="after")

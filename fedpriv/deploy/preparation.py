@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from fedpriv.agreement import Agreement
 from fedpriv.data.encoding import Encoding
-from fedpriv.data.preprocessing.stored import ArrayForm, ImageForm, Preprocessing, TextForm
+from fedpriv.data.preprocessing.stored import Preprocessing, ScaledForm, TextForm
 from fedpriv.data.sources import known_scaling
-from fedpriv.deploy.handshake import Facts
+from fedpriv.deploy.facts import Facts
 from fedpriv.server.statistics import Gathered
 
 
@@ -25,13 +25,12 @@ def preprocessing_of(agreement: Agreement, facts: Sequence[Facts], statistics: G
         assert config.data.max_tokens is not None
         text = TextForm(config.data.max_tokens, first.form.words)
     if shape is not None and first.unscaled is not None and not first.unscaled.images:
-        array = ArrayForm(shape, encoding.mean, encoding.std)
+        array = ScaledForm(shape, encoding.mean, encoding.std)
     elif shape is not None:
         mean, std = encoding.mean, encoding.std
         if not mean:
             mean, std = known_scaling(config.data, shape[0], named=first.partition is not None)
         if not mean:
             return None
-        channels, height, width = shape
-        image = ImageForm((channels, height, width), mean, std)
+        image = ScaledForm(shape, mean, std)
     return Preprocessing(agreement.declared.class_names or first.classes, encoding.columns, image, text, array, encoding.target)

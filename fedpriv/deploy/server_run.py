@@ -13,12 +13,14 @@ from fedpriv.agreement import Agreement
 from fedpriv.config import RunConfig
 from fedpriv.deploy.client.agreed_run import initial_digest, row_digest
 from fedpriv.deploy.deployable import deployable, for_clients
+from fedpriv.deploy.facts import Facts, declared_to_json
 from fedpriv.deploy.frames import one_line
-from fedpriv.deploy.handshake import Facts, code_hash, code_version, declared_to_json, warn_of_classes, warn_of_majorities
+from fedpriv.deploy.handshake import warn_of_classes, warn_of_majorities
 from fedpriv.deploy.introductions import Introductions, agreement_of, notes_on
 from fedpriv.deploy.operation.members import Member
 from fedpriv.deploy.preparation import preprocessing_of
 from fedpriv.deploy.remote_clients import Grid, RemoteClients, RemoteScorer
+from fedpriv.deploy.versions import code_hash, code_version
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged, load_json, save_json
 from fedpriv.server.rounds import Server

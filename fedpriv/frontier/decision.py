@@ -99,14 +99,9 @@ class Trade:
 
 
 def trade(
-    label: str,
-    method: str,
-    defence: str,
-    run: AuditedRun,
-    accuracies: Sequence[float],
-    target: Sequence[Condition],
+    label: str, method: str, defence: str, run: AuditedRun, accuracies: Sequence[float], target: Sequence[Condition],
     scores: Sequence[float] = (),
-) -> Trade:
+) -> Trade:  # fmt: skip
     """An audited run as a trade.
 
     Args:

@@ -37,12 +37,7 @@ class SampleHolders(Protocol):
 
 
 def check(
-    config: RunConfig,
-    method: Method,
-    server: ServerState,
-    net: Net,
-    transforms: Sequence[Transform],
-    shares: SampleHolders,
+    config: RunConfig, method: Method, server: ServerState, net: Net, transforms: Sequence[Transform], shares: SampleHolders
 ) -> None:
     """Check that the ledger's epsilon is valid for the run.
 

@@ -9,7 +9,8 @@ import shutil
 import sqlite3
 import subprocess
 import tempfile
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -198,6 +199,17 @@ def check_server(uri: str) -> None:
         raise explained(error, uri) from None
     except requests.RequestException:
         pass
+
+
+@contextmanager
+def explaining(uri: str) -> Iterator[None]:
+    """A block that talks to a store; an error of MLflow in it becomes a :class:`TrackingError`."""
+    try:
+        yield
+    except FedprivError:
+        raise
+    except Exception as error:
+        raise explained(error, uri) from error
 
 
 def explained(error: Exception, uri: str) -> TrackingError:

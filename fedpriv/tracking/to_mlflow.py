@@ -50,16 +50,12 @@ class MlflowTracker(Tracker):
 
     @property
     def later(self) -> str:
-        return f"`fedpriv sync {self.run_dir}{self._option}` sends them later"
-
-    @property
-    def _option(self) -> str:
-        """The option that `fedpriv sync` needs for a store other than the user's own."""
+        option = ""
         try:
             permitted_store(self.run_dir, self.uri)
-        except UsageError:
-            return f" --tracking-uri {self.uri}"
-        return ""
+        except UsageError:  # a store other than the user's own
+            option = f" --tracking-uri {self.uri}"
+        return f"`fedpriv sync {self.run_dir}{option}` sends them later"
 
 
 def _monitor(report: SyncReport) -> SystemMetricsMonitor:

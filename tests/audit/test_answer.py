@@ -17,7 +17,7 @@ from fedpriv.audit.answer import CONTRADICTED, MEMBERS, NOT_KNOWN, NOTHING, SAMP
 from fedpriv.audit.conditions import conditions
 from fedpriv.audit.judge.coverage import coverage
 from fedpriv.audit.page.change import changes
-from fedpriv.audit.page.sections import _labels_found
+from fedpriv.audit.page.overview import _labels_found
 from fedpriv.audit.results.audit import Answer, AuditedRun, Coverage
 from fedpriv.audit.results.images import ImageOutcome, ImageTarget
 from fedpriv.audit.results.labels import ShadowLabels
@@ -25,7 +25,8 @@ from fedpriv.audit.results.membership import MembershipOutcome
 from fedpriv.audit.results.outcome import Interval, Sender, TargetKind
 from fedpriv.audit.results.texts import TextTargetResult
 from fedpriv.audit.results.wire import TensorInfo, Wire
-from fedpriv.audit.sentences import thoroughness, verdict
+from fedpriv.audit.sentences.overview import thoroughness
+from fedpriv.audit.sentences.verdict import verdict
 from fedpriv.cli.frontier import frontier
 from fedpriv.config import parse_assignment
 from fedpriv.frontier.grid import Defence
@@ -232,22 +233,18 @@ def test_sentences_that_no_attack_could_have_found_are_not_known() -> None:
     assert "tag found" in " ".join(verdict(read(words_by_tag)))
 
 
-def test_membership_is_not_known_with_too_few_candidates() -> None:
-    answered = answer(harmless(membership=(member(asked=3), member(asked=3))))
-    assert answered.words == "Leakage not known" and "members can be identified" in answered.sentence
-
-
-def test_membership_is_not_known_where_a_round_was_not_attacked() -> None:
-    run = harmless()
-    refused = no_member("every membership attack", "an upload is missing", round=1, uses=None, use=None)
-    answered = answer(replace(run, membership=(*run.membership, refused)))
-    assert answered.words == "Leakage not known" and "members can be identified" in answered.sentence
-
-
-def test_membership_is_not_known_where_shadows_differ_from_clients() -> None:
-    answered = answer(harmless(membership_limit="in round 30 the gradients had a term"))
-    assert answered.words == "Leakage not known"
-    assert "whether members can be identified (in round 30 the gradients had a term): no attack" in answered.sentence
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"membership": (member(asked=3), member(asked=3))}, ""),
+        ({"membership": (member(), no_member("every attack", "an upload is missing", round=1, uses=None, use=None))}, ""),
+        ({"membership_limit": "in round 30 the gradients had a term"}, " (in round 30 the gradients had a term)"),
+    ],
+    ids=["too few candidates", "a round that was not attacked", "shadows unlike clients"],
+)
+def test_membership_is_not_known(change: dict[str, Any], why: str) -> None:
+    answered = answer(harmless(**change))
+    assert answered.words == "Leakage not known" and f"whether members can be identified{why}: no attack" in answered.sentence
 
 
 def test_untried_membership_attack_on_class_centres_is_listed() -> None:
@@ -416,11 +413,6 @@ def test_canaries_above_the_ledger_come_first() -> None:
         "nothing.",
         answered.sentence,
     ]
-
-
-def test_clients_that_hold_every_class_reveal_none() -> None:
-    whole = labels(true=tuple(range(10)), inferred=tuple(range(10)))
-    assert words(harmless(labels=(whole,) * 3, labels_over_rounds=(whole,))) == "Nothing was found"
 
 
 def test_what_was_not_tried_is_said() -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import pandas as pd
+import pytest
 import torch
 
-from fedpriv.audit.before_training import told_before
+from fedpriv.audit.answer import answer
+from fedpriv.audit.before_training import told_before, told_totals
+from fedpriv.audit.facts import facts
+from fedpriv.audit.judge.measures import metrics
+from fedpriv.audit.membership.label_leaks import BEFORE_TRAINING, infer_labels, label_findings
 from fedpriv.audit.page.sections import sections
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results.audit import Audit
 from fedpriv.client.statistics import PrivateStatistics, Respondent
 from fedpriv.data.statistics.cells import CategoryCells, NumberCells
@@ -16,7 +25,9 @@ from fedpriv.data.statistics.measuring import TrainingRows
 from fedpriv.data.statistics.messages import text_message
 from fedpriv.data.statistics.totals import Inquiry
 from fedpriv.noise_source import SeededSource
+from tests.audit import built
 from tests.audit.sample_findings import findings
+from tests.simulation.small import play
 
 CELLS = (
     NumberCells("age", np.array([30.0, 40.0, np.nan, 50.0]), np.zeros(1)),
@@ -74,3 +85,54 @@ def test_sums_of_one_or_two_numbers_tell_them() -> None:
     for held, says in (([0], "1 numbers, which are told with that: 30"), ([0, 3], "2 numbers, which are told with that: 30, 50")):
         rows = TrainingRows(np.array(held), CELLS, None, torch.zeros(4), 2)
         assert told_before([asked, Respondent(1, rows).answer(asked)])[1].says == says
+
+
+@pytest.fixture(scope="module")
+def wards(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, dict[str, Any], pd.DataFrame]:
+    """A run on a table of four wards: of one patient, of two patients, of well patients alone, and of both kinds. Noise hides
+    what its uploads would reveal."""
+    folder, draw = tmp_path_factory.mktemp("wards"), np.random.default_rng(0)
+    wards = np.repeat(["a", "b", "c", "d"], [1, 2, 9, 9])
+    table = pd.DataFrame(draw.normal(size=(21, 3)).round(2), columns=["age", "pressure", "weight"])
+    table["outcome"] = np.where((wards == "c") | ((wards == "d") & (table.age > 0)), "well", "sick")
+    table["ward"] = wards
+    table.to_csv(folder / "train.csv", index=False)
+    table.to_csv(folder / "test.csv", index=False)
+    changes = {
+        "data.name": str(folder), "data.label": "outcome", "data.partition.name": "by_column", "data.partition.column": "ward",
+        "data.clients": 4, "train.participation": 1.0, "train.rounds": 1, "wire.keep_payloads": "all",
+        "wire.transforms": [{"name": "gaussian", "variance": 1.0}],
+    }  # fmt: skip
+    play(folder / "run", "fedavg", **changes)
+    return RunRecord(folder / "run"), json.loads((folder / "run" / "summary.json").read_text()), table
+
+
+def test_counts_of_classes_before_round_1_tell_classes(wards: tuple[RunRecord, dict[str, Any], pd.DataFrame]) -> None:
+    record, _, table = wards
+    messages = [infer_labels(record, *message) for message in record.messages()]
+    findings = label_findings(messages)
+    counts = [table[table.ward == ward].outcome.eq(kind).sum() for ward in "abcd" for kind in ("sick", "well")]
+    read = [message.by[BEFORE_TRAINING].counts for message in messages]
+    assert [int(count) for client in read if client is not None for count in client] == counts
+    assert all(result.rule == BEFORE_TRAINING and result.stated and result.exact for result in findings.labels)
+    run = replace(built.run(), labels=findings.labels, label_rules=findings.rules)
+    assert answer(run).words == "Classes were inferred"
+    assert metrics(run)["labels"] == 1.0
+
+
+def test_statistics_of_one_row_tell_it(wards: tuple[RunRecord, dict[str, Any], pd.DataFrame]) -> None:
+    record, summary, table = wards
+    before = facts(record, summary).before
+    run = replace(built.run(), before=before)
+    assert [(client.client, client.rows, client.columns, client.cells) for client in run.told_rows] == [
+        (0, 1, 3, 3),
+        (1, 2, 3, 6),
+    ]
+    assert [client.whole for client in run.told_rows] == [True, False]
+    assert answer(run).words == "Samples were recovered"
+    assert metrics(run)["recovered"] == 1.0 and metrics(run)["cells"] == 1.0
+    only_cells = replace(run, before=tuple(line for line in before if line.client))
+    assert answer(only_cells).words == "Cells were found" and "recovered" not in metrics(only_cells)
+    assert "6 of the 6 cells of the 2 rows of client 1" in answer(only_cells).sentence
+    numbers, alone = told_totals(record.store.statistics())[0].moments, table[table.ward == "a"].iloc[0]
+    assert [column.mean for column in numbers] == [alone[name] for name in ("age", "pressure", "weight")]

@@ -13,7 +13,7 @@ from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results.audit import AuditedRun
 from fedpriv.audit.results.wire import SignalToNoise
-from fedpriv.audit.sentences import audited
+from fedpriv.audit.sentences.overview import audited
 from tests.audit.sample_findings import findings, pictures
 from tests.simulation.small import FEW_STEPS, play
 

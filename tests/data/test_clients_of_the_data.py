@@ -233,12 +233,6 @@ def test_show_names_clients_and_classes(tmp_path: Path) -> None:
     assert "the clients are the labels" not in by_site
 
 
-def test_clients_by_label_are_said(tmp_path: Path) -> None:
-    options = ("--dataset", str(patients(tmp_path / "all.csv")), "--partition", "by_column", "--column", "label")
-    assert "label (int64)" in shown(*options, code=2).stderr
-    assert "the clients are the labels, column 'label'" in shown(*options, "--set", "data.label=label").output
-
-
 @pytest.mark.parametrize(
     ("options", "why"),
     [

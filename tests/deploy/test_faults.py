@@ -17,11 +17,12 @@ import pytest
 from fedpriv.client import store
 from fedpriv.deploy.client.client_node import ClientNode, _without_paths
 from fedpriv.deploy.client.source import Source
+from fedpriv.deploy.facts import HANDSHAKE
 from fedpriv.deploy.frames import Envelope, Frame
-from fedpriv.deploy.handshake import HANDSHAKE, code_version
 from fedpriv.deploy.remote_clients import RemoteClients
 from fedpriv.deploy.server_run import DECLARED, STOP
 from fedpriv.deploy.transport import NOT_CONNECTED, NotSent
+from fedpriv.deploy.versions import code_version
 from fedpriv.errors import ClientDiverged, FedprivError, UsageError
 from fedpriv.files import Damaged, load_json, save_json
 from fedpriv.storage.run_folder import RunFolder
@@ -759,7 +760,7 @@ def test_a_setup_that_cannot_be_saved_is_not_agreed_on(tmp_path: Path, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedpriv.deploy.client.client_node.save_json", full)
+        patch.setattr("fedpriv.deploy.client.setups.save_json", full)
         assert "No space left" in str(agrees(7).error)
     answers = [agrees(seed) for seed in (8, 7)]
     assert answers[0].error is None and "differs from the one" in str(answers[1].error)

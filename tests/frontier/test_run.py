@@ -24,8 +24,9 @@ from fedpriv.experiments.runner import Outcome
 from fedpriv.experiments.runner import run as run_all
 from fedpriv.experiments.spec import Experiment
 from fedpriv.frontier.grid import Defence, Point, point
+from fedpriv.frontier.plan import Plan
 from fedpriv.frontier.result import Frontier
-from fedpriv.frontier.run import Plan, _check_earlier, _Trials
+from fedpriv.frontier.run import _check_earlier, _Trials
 from fedpriv.frontier.search import Search
 from fedpriv.simulation.run import start
 from fedpriv.storage.run_folder import RunFolder

@@ -15,7 +15,7 @@ from scipy.stats import binom, norm
 from torch import Tensor
 
 from fedpriv.audit.membership.epsilon import measured
-from fedpriv.audit.sentences import canaries as sentences_of
+from fedpriv.audit.sentences.epsilon import canaries as sentences_of
 from fedpriv.cli import main
 from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.config import load_config

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 def groups(labels: Tensor) -> Tensor:
-    """The class of each sample, as of its label ``(n,)``; samples whose labels are numbers are all of one."""
+    """The class of each sample ``(n,)``: its label, or 0 where labels are numbers."""
     return torch.zeros_like(labels, dtype=torch.long) if labels.is_floating_point() else labels
 
 

@@ -13,6 +13,8 @@ from torch.func import functional_call
 from fedpriv.attacks.core.observation import Observation, in_clients_mode, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable
 
+PROBES = 64
+"""Random images that are passed through a net."""
 RECTIFIED = 0.99
 """Smallest share of a layer's outputs that must behave as if ReLU followed; later layers may hide some."""
 
@@ -113,16 +115,14 @@ def training_net(observation: Observation) -> tuple[nn.Module, dict[str, Tensor]
 
 
 @torch.no_grad()
-def layer_inputs(observation: Observation, images: int = 64, seed: int = 0) -> dict[str, LayerInput]:
+def layer_inputs(observation: Observation) -> dict[str, LayerInput]:
     """The kind of each linear layer's input, by name, in the order in which the net calls them.
 
     Passes random images through the net, so it works for any architecture. Layers that are never called, such as the output
     projection of torch's attention, are left out.
     """
     net, weights = known_net(observation)
-    device, dtype = weight_dtype(observation)
-    x = torch.rand(images, *observation.input_shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
-    x = (x - 0.5) / 0.25
+    x = _probes(observation, torch.Generator().manual_seed(0))
     inputs: dict[str, LayerInput] = {}
     identities = [id(parameter) for module in net.modules() for parameter in module.parameters(recurse=False)]
     tied = {identity for identity in identities if identities.count(identity) > 1}
@@ -133,7 +133,7 @@ def layer_inputs(observation: Observation, images: int = 64, seed: int = 0) -> d
         def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
             fed = args[0]
             is_image = fed.shape[-1] == x[0].numel() and torch.equal(fed.flatten(), x.flatten())
-            once = untied and name not in inputs and fed.numel() == images * fed.shape[-1]
+            once = untied and name not in inputs and fed.numel() == PROBES * fed.shape[-1]
             inputs[name] = LayerInput(is_image, 0.0 if fed.min() >= 0 else -torch.inf, once)
 
         module.register_forward_pre_hook(hook)
@@ -145,14 +145,14 @@ def layer_inputs(observation: Observation, images: int = 64, seed: int = 0) -> d
     return inputs
 
 
-def is_rectified(observation: Observation, layer: str, images: int = 64, seed: int = 0) -> bool:
+def is_rectified(observation: Observation, layer: str) -> bool:
     """Whether ReLU follows the layer: exactly the positive entries of its output affect the logits.
 
     Tested with random images, and random values for the weights that the attacker does not know.
     """
     net, weights = known_net(observation)
     device, dtype = weight_dtype(observation)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     parameters = dict(net.named_parameters())
     for name in state_names(net):
         if name not in weights:
@@ -160,11 +160,17 @@ def is_rectified(observation: Observation, layer: str, images: int = 64, seed: i
             weights[name] = values - 0.5 if name in parameters else values
     outputs: list[Tensor] = []
     net.get_submodule(layer).register_forward_hook(lambda module, args, output: outputs.append(output))
-    x = (torch.rand(images, *observation.input_shape, generator=generator).to(device, dtype) - 0.5) / 0.25
+    x = _probes(observation, generator)
     leaves = {name: tensor.detach().clone().requires_grad_(name in parameters) for name, tensor in weights.items()}
     logits = functional_call(net, leaves, (x,))
     (slope,) = torch.autograd.grad((logits * torch.rand(logits.shape, generator=generator).to(logits)).sum(), outputs[0])
     return bool(((slope != 0) == (outputs[0] > 0)).double().mean() >= RECTIFIED)
+
+
+def _probes(observation: Observation, generator: torch.Generator) -> Tensor:
+    """Random images, normalised ``(PROBES, C, H, W)``."""
+    device, dtype = weight_dtype(observation)
+    return (torch.rand(PROBES, *observation.input_shape, generator=generator).to(device, dtype) - 0.5) / 0.25
 
 
 class _Reached(Exception):

@@ -48,7 +48,6 @@ class LearnedRows(LearningOptions, RowAttack):
 
     @staticmethod
     def check(observation: Observation) -> None:
-        """See :meth:`fedpriv.attacks.attack.Attack.check`."""
         require_encoding(observation)
         if observation.public is None:
             raise Inapplicable("it needs public rows of the same table, with labels, and there are none")
@@ -61,7 +60,7 @@ class LearnedRows(LearningOptions, RowAttack):
         check_simulation(observation)
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> RowReconstruction:
-        """See :meth:`fedpriv.attacks.attack.Attack.run`. The loss is that of the last training step."""
+        """The loss is that of the last training step."""
         began, n = time.process_time(), len(observations)
         for observation in observations:
             self.check(observation)

@@ -14,7 +14,7 @@ from scipy.stats import binom
 from torch import Tensor
 
 from fedpriv.attacks.core.columns import CategoryColumn, RowEncoding
-from fedpriv.attacks.scoring.scores import Rate, wilson
+from fedpriv.attacks.scoring.scores import Rate, right_labels, wilson
 
 TOLERANCE = 0.319
 """Largest error of a right number, in deviations of its column. A quarter of normally distributed numbers are as near to their
@@ -107,10 +107,8 @@ def score_rows(
     raw: Tensor, true: Tensor, encoding: RowEncoding, guessed: Tensor | None = None, labels: Tensor | None = None
 ) -> RowScores:
     """All scores; rows of one message must first be put in order (:func:`in_order`)."""
-    right = None
-    if guessed is not None and labels is not None and bool((guessed >= 0).any()):
-        right = wilson(int((guessed == labels).sum()), len(true))
-    return RowScores(right_cells(raw, true, encoding), tuple(column.name for column in encoding.columns), right)
+    names = tuple(column.name for column in encoding.columns)
+    return RowScores(right_cells(raw, true, encoding), names, right_labels(guessed, labels))
 
 
 def sure_rows(raw: Tensor, shown: Tensor, true: Tensor, others: Tensor, encoding: RowEncoding, messages: int) -> Tensor:
@@ -166,23 +164,8 @@ def _nearer(row: Tensor, true: Tensor, others: Tensor, encoding: RowEncoding) ->
     return float(share ** (int((spread > TOLERANCE**2).sum()) / len(there)))
 
 
-def typical_row(encoding: RowEncoding, reference: Tensor | None = None) -> Tensor:
-    """The baseline without a message ``(F,)``: the mean of each number, and the mode of each category.
-
-    Args:
-        reference: rows ``(m, F)`` for means and modes; ``None``: those of the encoding, whose levels begin with the most frequent
-            one.
-    """
+def typical_row(encoding: RowEncoding) -> Tensor:
+    """The baseline without a message ``(F,)``: the mean of each number, and the most frequent level of each category."""
     row = torch.zeros(encoding.width)
-    for column, at in zip(encoding.columns, encoding.entries, strict=True):
-        if isinstance(column, CategoryColumn):
-            place = 0 if reference is None else int(reference[:, at].sum(0).argmax())
-            row[at.start + place] = 1.0
-        elif reference is not None:
-            values = reference[:, at]
-            there = values[:, 1] <= 0.5 if column.gaps else torch.ones(len(values), dtype=torch.bool)
-            if 2 * int(there.sum()) < len(values):
-                row[at.stop - 1] = 1.0
-            else:
-                row[at.start] = values[there, 0].mean()
+    row[[at.start for at in encoding.categories]] = 1.0
     return row

@@ -81,7 +81,8 @@ def inverted_centers(record: RunRecord, round: int, client: int) -> tuple[Center
 
 
 Held = tuple[InvertedCenters, dict[float, Rate], float | None]
-"""Images from centres; by threshold, how many are that near to one of the client's; the threshold at which guesses are fewer."""
+"""Images from centres; by threshold, the rate of those whose error to the client's nearest image is below it; and the loosest
+threshold at which guesses are fewer."""
 
 
 def _held(inverted: InvertedCenters, own: Sequence[Tensor], guessed: Mapping[float, int]) -> Held:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
-from fedpriv.attacks.scoring.scores import Rate
+from fedpriv.attacks.scoring.scores import Rate, wilson
 from fedpriv.audit.judge import attributes, classes, images, members, rows, texts
 from fedpriv.audit.judge.known import samples_cut, samples_not_known, statistics_not_known, was_cut
 from fedpriv.audit.results.audit import AuditedRun
@@ -55,6 +56,7 @@ def most_recovered(run: AuditedRun) -> Rate | None:
     rates += [rows.recovered(cells) for target in run.rows if (cells := rows.best(target)) is not None]
     # That class centres give nothing away is no evidence: they can only add to what is known.
     rates += [center.recovered.rate for center in run.centers if images.gives_away(center)]
+    rates += [wilson(1, 1) for client in run.told_rows if client.whole]
     return max(rates, key=lambda rate: (rate.share, rate.high), default=None)
 
 
@@ -95,13 +97,14 @@ def words(run: AuditedRun) -> float | None:
 
 
 def cells(run: AuditedRun) -> float | None:
-    """The largest share of the cells of rows that an attack recovered, beyond what guesses have right; 0 where none did."""
+    """The largest share of the cells of rows that an attack recovered, beyond what guesses have right, or that a client's
+    statistics of before round 1 tell; 0 where none did."""
     shares = [
         attack.figures.cells.share if rows.beyond_guesses(attack.figures, target.baselines) else 0.0
         for target in run.rows
         for attack in rows.conclusive(target)
     ]
-    return max(shares, default=None)
+    return max([*shares, *(client.share for client in run.told_rows)], default=None)
 
 
 def attribute_advantage(run: AuditedRun) -> float | None:
@@ -176,9 +179,7 @@ def _words_open(run: AuditedRun) -> str | None:
 
 
 def _cells_open(run: AuditedRun) -> str | None:
-    if not run.rows:
-        return None
-    return _samples_open(run)
+    return _samples_open(run) if run.rows else None
 
 
 def _members_open(run: AuditedRun) -> str | None:
@@ -227,24 +228,21 @@ MEASURES: Mapping[str, Measure] = {
 def metrics(run: AuditedRun) -> dict[str, float]:
     """By name: recovery rates by kind of target, rates of right classes, and every measure, without those that are not known."""
     values: dict[str, float | None] = {}
-    for what in ("message", "single image"):
-        if (most := images.best_of(run, what)) is not None:
-            values[f"recovered_from_{what.replace(' ', '_')}"] = most.rate.share
-    # That class centres gave no image away is no evidence.
-    centers = [center.recovered.rate.share for center in run.centers if images.gives_away(center)]
-    values["recovered_from_centers"] = max(centers, default=None)
-    for kind in ("message", "single text"):
+    for kind in get_args(TargetKind):
+        place = kind.replace(" ", "_")
+        if (most := images.best_of(run, kind)) is not None:
+            values[f"recovered_from_{place}"] = most.rate.share
         if (attack := texts.best_of(run, kind)) is not None:
-            place, exact = kind.replace(" ", "_"), texts.most_exact(run.texts, kind)
+            exact = texts.most_exact(run.texts, kind)
             values[f"token_recall_from_{place}"] = attack.figures.recall
             values[f"token_precision_from_{place}"] = attack.figures.precision
             values[f"exact_texts_from_{place}"] = None if exact is None else exact.share
-    of_rows: tuple[TargetKind, ...] = ("message", "single row")
-    for kind in of_rows:
         if (best := rows.best_of(run, kind)) is not None:
-            place = kind.replace(" ", "_")
             values[f"recovered_from_{place}"] = rows.recovered(best).share
             values[f"cells_from_{place}"] = best.figures.cells.share
+    # That class centres gave no image away is no evidence.
+    centers = [center.recovered.rate.share for center in run.centers if images.gives_away(center)]
+    values["recovered_from_centers"] = max(centers, default=None)
     values["labels_exact"] = _mean([result.exact for result in classes.by_rule(run.labels)])
     values["label_counts"] = _mean([result.count_accuracy for result in run.labels if result.count_accuracy is not None])
     values["labels_exact_by_shadows"] = None if run.shadow_labels is None else run.shadow_labels.report.exact

@@ -25,6 +25,8 @@ from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.seeding import generator
 
+BEFORE_TRAINING = "counts of classes that the client told before round 1"
+"""A rule: what is read from no message of a round, but from the statistics that a client sends before the first."""
 MOST_LABELS = 4
 """Most classes of a shadow client; each has one or more, as the attacker does not know the true number."""
 
@@ -114,7 +116,7 @@ def _result(message: Labels, sets: Sequence[str], counts: Sequence[str]) -> Labe
         round=message.round,
         sender=message.sender,
         rule=rule,
-        stated=rule == STATED,
+        stated=rule in (STATED, BEFORE_TRAINING),
         classes=len(message.true),
         true=_classes(message.true > 0),
         inferred=() if rule is None else _classes(message.by[rule].present),
@@ -139,7 +141,7 @@ def _of_rule(rule: str, messages: Sequence[Labels], sets: Sequence[str], counts:
     of_all = rate_of_rules(exact, len(read), len(sets)) if read else None
     return LabelRule(
         rule=rule,
-        rests_on=RULES[next(name for name in RULES if rule.endswith(name))].rests_on,
+        rests_on=_rests_on(rule),
         messages=len(read),
         exact=wilson(exact, len(read)) if read else None,
         together=None if of_all is None else Interval(of_all.low, of_all.high, len(sets)),
@@ -148,6 +150,12 @@ def _of_rule(rule: str, messages: Sequence[Labels], sets: Sequence[str], counts:
         best_counts=rule == next(iter(counts), None),
         not_applicable="; ".join(dict.fromkeys(reasons)) or None,
     )
+
+
+def _rests_on(rule: str) -> str:
+    if rule == BEFORE_TRAINING:
+        return "the statistics that the client sent before round 1, with the number of its samples of each class"
+    return RULES[next(name for name in RULES if rule.endswith(name))].rests_on
 
 
 def _mean_counts(rule: str, messages: Sequence[Labels]) -> float | None:
@@ -198,7 +206,7 @@ def _together(own: Sequence[Labels]) -> Labels:
 
 def infer_labels(record: Record, round: int, client: int) -> Labels:
     """Infer the client's labels from its message, by every rule of :mod:`fedpriv.attacks.api.label_rules` that applies; of a run
-    also from statistics that are gradients."""
+    also from statistics that are gradients, and from the counts that the client told before round 1."""
     message, samples = record.message(round, client), record.public_samples()
     true, plain = torch.bincount(record.labels(client), minlength=record.classes), record.plain_change(message)
     seen = record.observation(message, ThreatModel())
@@ -213,6 +221,8 @@ def infer_labels(record: Record, round: int, client: int) -> Labels:
         read = Inferred({}, dict.fromkeys(rules, of)) if isinstance(of, str) else infer(of, samples, only=rules)
         by |= {f"{what}, {rule}": labels for rule, labels in read.by.items()}
         not_applicable |= {f"{what}, {rule}": reason for rule, reason in read.not_applicable.items()}
+    if (counts := record.told_classes(client)) is not None:
+        by[BEFORE_TRAINING] = LabelSet(counts > 0, counts)
     sender, guess = record.sender(round, client), record.set_guess(true)
     return Labels(round, client, sender, by, true, not_applicable, guess, plain.open)
 

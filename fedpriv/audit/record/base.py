@@ -239,6 +239,11 @@ class Record:
         """Which classes clients hold, ``(n, C)`` bool."""
         return torch.stack([torch.bincount(self.labels(client), minlength=self.classes) > 0 for client in clients])
 
+    def told_classes(self, client: int) -> Tensor | None:
+        """How many samples of each class ``(C,)`` a client told the server that it holds, before round 1; ``None``: it told none,
+        or messages are sums."""
+        return None
+
     def holders(self) -> Sequence[int]:
         """All clients that are known to hold samples."""
         raise NotImplementedError

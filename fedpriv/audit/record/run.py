@@ -20,6 +20,7 @@ from fedpriv.attacks.core.columns import RowEncoding
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.inference.labels import Samples
 from fedpriv.attacks.scoring.guessing import most_common_share
+from fedpriv.audit.before_training import told_totals
 from fedpriv.audit.record.alteration import alteration
 from fedpriv.audit.record.attacker_view import AttackerView
 from fedpriv.audit.record.base import Alone, DataOf, Message, PlainChange, PublicImages, Record, RegressionInputs, Truth
@@ -29,7 +30,7 @@ from fedpriv.audit.record.statistics import MEANINGS, UNKNOWN, as_gradient, kind
 from fedpriv.audit.record.views import recorded, views_of
 from fedpriv.audit.results.outcome import Sender
 from fedpriv.audit.results.wire import Statistic
-from fedpriv.client.client import check_download
+from fedpriv.client.receiving import check_download
 from fedpriv.data.dataset import Texts
 from fedpriv.data.encoding import Column, NumberColumn
 from fedpriv.data.federated import Split, Whole
@@ -215,6 +216,14 @@ class RunRecord(Record):
 
     def holders(self) -> Sequence[int]:
         return self.federation.data.nonempty
+
+    def told_classes(self, client: int) -> Tensor | None:
+        counts = None if self.summed else self._class_counts.get(client)
+        return None if counts is None else torch.tensor(counts)
+
+    @cached_property
+    def _class_counts(self) -> dict[int | None, tuple[int, ...]]:
+        return {client: totals.classes for client, totals in told_totals(self.store.statistics()).items() if totals.classes}
 
     def set_guess(self, true: Tensor) -> float | None:
         return None if self.summed else most_common_share(self.label_sets(self.holders()))

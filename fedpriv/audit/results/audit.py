@@ -16,7 +16,7 @@ from fedpriv.audit.results.outcome import ControlResult
 from fedpriv.audit.results.rows import AttributeOutcome, RowTarget
 from fedpriv.audit.results.sums import SumComparison
 from fedpriv.audit.results.texts import TextTargetResult
-from fedpriv.audit.results.wire import SignalToNoise, Statistic, ToldBefore, Wire
+from fedpriv.audit.results.wire import SignalToNoise, Statistic, ToldBefore, ToldRows, Wire, told_rows
 from fedpriv.samples import Modality
 
 Part = Literal[
@@ -32,9 +32,9 @@ class Coverage:
 
     Attributes:
         run: attacks that were run on some message.
-        shortened: those of them that the audit's budget kept from further messages or samples.
-        not_run: why the others were not run; ``also``: further kinds of reasons, on other messages, for those that have some.
-        clients: of the run; ``not_kept``: those none of whose messages were kept, so that no attack saw them.
+        shortened: those of them that the audit's budget stopped before they had seen all messages or samples.
+        not_run: why each of the others was not run; ``also``: the further reasons, where messages differ in them.
+        clients: how many the run has; ``not_kept``: those of whom no message was kept, so that no attack saw them.
     """
 
     run: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class AuditedRun:
         modalities: of its samples; empty: rows of a table.
         client_names, class_names: by number; empty where they are numbers.
         participants: clients in a round.
-        not_kept: names of the clients none of whose messages were kept.
+        not_kept: names of the clients of whom no message was kept.
         defence: transforms, secure aggregation and differential privacy, as they are named.
         server_knows, outsider_knows, conditions: in sentences; ``batch_norm``: whether the net normalises by the batch.
         no_dp: whether sample-level differential privacy is refused for its method, its training, or columns without bounds.
@@ -163,6 +163,11 @@ class AuditedRun:
     metrics: Mapping[str, float] = field(default_factory=dict)
     verdict: tuple[str, ...] = ()
     answer: Answer | None = None
+
+    @property
+    def told_rows(self) -> list[ToldRows]:
+        """The clients of whose rows the statistics of before round 1 tell single cells."""
+        return told_rows(self.before)
 
     @property
     def concluded(self) -> Answer:

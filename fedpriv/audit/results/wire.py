@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -67,12 +68,53 @@ class ToldBefore:
         client: whose samples they are; ``None``: those of all clients together.
         column: of a table, or a channel; empty: all of the samples.
         bytes: of the message.
+        rows: of a table, behind a client's statistics; 0: the line is of something else.
+        cells: how many single cells of the column it tells. A number that is the label counts as a cell.
     """
 
     client: int | None
     column: str
     says: str
     bytes: int
+    rows: int = 0
+    cells: int = 0
+
+
+@dataclass(frozen=True)
+class ToldRows:
+    """What the statistics of before round 1 tell of a client's rows; ``client``: ``None``: of all clients' together.
+
+    Attributes:
+        cells: how many cells of its ``rows``, of so many ``columns``, they tell.
+    """
+
+    client: int | None
+    rows: int
+    columns: int
+    cells: int
+
+    @property
+    def share(self) -> float:
+        """The share of the cells that they tell."""
+        return self.cells / (self.rows * self.columns)
+
+    @property
+    def whole(self) -> bool:
+        """Whether they tell a client's only row in every cell."""
+        return self.rows == 1 and self.cells == self.columns
+
+
+def told_rows(lines: Iterable[ToldBefore]) -> list[ToldRows]:
+    """The clients of whose rows the lines tell cells."""
+    by_client = dict[int | None, list[ToldBefore]]()
+    for line in lines:
+        if line.rows and line.column:
+            by_client.setdefault(line.client, []).append(line)
+    every = [
+        ToldRows(client, columns[0].rows, len(columns), sum(line.cells for line in columns))
+        for client, columns in by_client.items()
+    ]
+    return [rows for rows in every if rows.cells]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The cells of a table as they were read, until its clients are known and have told by what numbers they are scaled and coded."""
+"""The cells of a table as they were read, before clients have sent the statistics by which they are scaled and coded."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ class EmptyCells(_Values):
 
     @property
     def numbers(self) -> NumberCells:
-        """As numbers, all of which are missing."""
+        """The column as numbers, all missing."""
         return NumberCells(self.name, self.train, self.test)
 
     @property
     def categories(self) -> CategoryCells:
-        """As categories, all of which are missing."""
+        """The column as categories, all missing."""
         return CategoryCells(self.name, np.zeros(len(self.train), np.int64), np.zeros(len(self.test), np.int64), ("",))
 
 
@@ -109,7 +109,7 @@ Cells: TypeAlias = TableCells | ArrayCells
 
 
 def bytes_of_rows(cells: Sequence[Cells], split: Literal["train", "test"]) -> list[bytes]:
-    """For each row a text that is the same for rows with equal cells."""
+    """Bytes of each row, which are the same for rows with equal cells."""
     columns: list[NDArray[Any]] = [getattr(column, split) for column in cells]
     return [b"".join(cell.tobytes() for cell in row) for row in zip(*columns, strict=True)]
 

@@ -18,9 +18,6 @@ IMAGE_COLUMNS = ("image", "img", "images", "picture")
 TEXT_COLUMNS = ("text", "sentence", "tweet_text", "tweet", "utterance", "question", "query", "review", "content")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "character", "class", "category", "intent", "target", "y")
 
-_SHOWN = 5
-"""How many features a line names."""
-
 
 @dataclass(frozen=True)
 class Columns:
@@ -30,7 +27,7 @@ class Columns:
         features: numbers and categories that together are a sample; none where there is an image or a text.
         notes: what the user should know of this choice, a line each.
         left_out: columns that are no features, each with a reason.
-        named: the features that the config names, of which these rows may have no value; none: it names none.
+        named: the features that the config names; these rows may lack values of one. Empty: it names none.
         numbers, categories: features that are declared to hold numbers, or categories, which may be written as numbers.
     """
 
@@ -103,9 +100,6 @@ def find_columns(
     vector, notes, left_out = (
         choose_features(table, label, client, named, dropped) if image is None and text is None else ((), (), ())
     )
-    if vector and any(is_text(table.column(name)) for name in strings):
-        shown = ", ".join([*vector[:_SHOWN], *["..."] * (len(vector) > _SHOWN)])
-        notes = (*notes, f"the samples are the numbers and categories of {shown}; to train on texts, name their column 'text'")
     if (image is None) != (text is None) and (unused := sorted(set(features) - {image, text, label})):
         what = f"texts of column {text}" if image is None else f"images of column {image}"
         notes = (f"the samples are the {what}; not used: {', '.join(unused)}",)

@@ -107,7 +107,7 @@ def _open(value: object, table: Table, column: str, row: int) -> Image:
             value = value["bytes"] if value.get("bytes") is not None else value["path"]
         image = PIL.Image.open(io.BytesIO(value) if isinstance(value, bytes) else str(value))
     except Exception as error:
-        if isinstance(value, bytes) and isinstance(error, PIL.UnidentifiedImageError):  # which says where in memory they are
+        if isinstance(value, bytes) and isinstance(error, PIL.UnidentifiedImageError):  # whose message is an address in memory
             what = f"column {column!r} holds bytes that are no image; write texts as strings"
             raise FedprivError(f"{table.at(row)}: {what}") from None
         raise _undecodable(table, value, row, error) from None

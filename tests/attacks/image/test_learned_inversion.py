@@ -22,10 +22,10 @@ from fedpriv.attacks.lab.images import digits
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.scoring.scores import RECOVERED, THRESHOLDS
-from fedpriv.audit import sentences
 from fedpriv.audit.images.target import crops, samples
 from fedpriv.audit.judge.images import best, recovered
 from fedpriv.audit.results.images import ImageOutcome, ImageTarget
+from fedpriv.audit.sentences.samples import images as sentence_on
 from tests.audit.built import image, images
 
 KNOWS = ThreatModel(top="initial", public=True)
@@ -195,12 +195,12 @@ def test_the_verdict_names_copies() -> None:
     few, many, other = of(3, copies=copies), of(9, copies=copies), image("dlg", 1, 20)
     assert hits(few) == 0 and hits(many) == 9
     assert found_in(case(few, other)) is other and found_in(case(many, other)) is many
-    assert "copies of the nearest public image would recover 3 of them" in sentences.images(case(many, other))
-    assert "0 of 20 by learned-inversion" in (said := sentences.images(case(few)))
+    assert "copies of the nearest public image would recover 3 of them" in sentence_on(case(many, other))
+    assert "0 of 20 by learned-inversion" in (said := sentence_on(case(few)))
     assert "learned-inversion recovered 3, which are not counted, as copies of the nearest public image would recover 3" in said
     near = of(3, close=2, copies=copies)
     assert hits(near) == 2, "closer to the originals than copies are"
-    said = sentences.images(case(near))
+    said = sentence_on(case(near))
     assert "reconstructed 2 of 20 (MSE < 0.001; " in said and "would recover 0 of them" in said
 
 

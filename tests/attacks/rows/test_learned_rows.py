@@ -16,8 +16,7 @@ from fedpriv.attacks.core.row_reconstruction import RowReconstruction
 from fedpriv.attacks.gradients.simulated_messages import simulate_messages
 from fedpriv.attacks.lab.row_controls import negative_control, positive_control
 from fedpriv.attacks.lab.same_net import rows_on_same_net
-from fedpriv.attacks.lab.setting import RowSetting
-from fedpriv.attacks.lab.tables import EXAMPLE
+from fedpriv.attacks.lab.setting import EXAMPLE, RowSetting
 from fedpriv.attacks.rows.closed_form import ClosedForm
 from fedpriv.attacks.rows.learned_rows import Grids, LearnedRows, crossed
 from fedpriv.attacks.scoring.row_scores import right_cells, typical_row

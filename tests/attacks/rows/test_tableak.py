@@ -16,8 +16,7 @@ from fedpriv.attacks.gradients.matching import Objective, build_case
 from fedpriv.attacks.gradients.variables import Cells
 from fedpriv.attacks.image.dlg import labels_together
 from fedpriv.attacks.lab.row_controls import negative_control, positive_control
-from fedpriv.attacks.lab.setting import RowSetting
-from fedpriv.attacks.lab.tables import EXAMPLE
+from fedpriv.attacks.lab.setting import EXAMPLE, RowSetting
 from fedpriv.attacks.rows.tableak import EXPLAINED, Search, TabLeak, likely_labels
 from fedpriv.attacks.scoring.row_scores import in_order, score_rows
 
