@@ -77,7 +77,7 @@ class RandomHead(ImageAttack):
 @register("joint-head")
 @dataclass(frozen=True)
 class JointHead(ImageAttack):
-    """Optimises a head together with image and soft labels: with the hidden architecture, or ``assumed`` linear layers.
+    """Optimises a head together with image and soft labels: with the hidden architecture, or assumed linear layers.
 
     All weights of the head are unknowns (100,000 for two linear layers). Three times the steps and a second start recovered no
     more: 0 of 20 images either way.

@@ -119,7 +119,7 @@ ATTACKS_OF_AUDITS = {
     "loss threshold": "Membership inference by the confidence of a sample's label under the uploaded model: higher for members "
     "(Yeom et al. 2018).",
     "LiRA, LiRA offline": "Membership inference that compares a sample's score with its scores under shadow models that were "
-    "trained with it and without it (offline: without it). Where no other score is named, it is the confidence of the label "
+    "trained with it and without it (offline: only without it). Where no other score is named, it is the confidence of the label "
     "(Carlini et al. 2022).",
     "FedMIA": "Membership inference that compares a sample's score with its scores under the other clients' messages, over "
     "several rounds (Zhu et al. 2025).",
