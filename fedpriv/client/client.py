@@ -61,8 +61,8 @@ class Client:
         secret: known only to the client; its noise is drawn from it. ``None``: noise is drawn from the run's seed, as in a
             simulation.
         terms: checksum of what the client has agreed to; the noise depends on it too.
-        begins: with a secret, called before a local update or a test with its round and a checksum of everything that it starts
-            from; raises to refuse it.
+        begins: called before each local update or test, if there is a ``secret``, with its round and a checksum of everything
+            that it starts from; raises to refuse it.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Client:
             method.local_update(update)
         except ClientDiverged:
             return self._without_upload(Report(round, self.number, update.num_examples, diverged=True, spent=charges))
-        if update.untrained:  # its upload would weigh as much as that of a client that trained, and slow the others down
+        if update.untrained:  # its upload, the unchanged model, would weigh as much as the others
             return self._without_upload(Report(round, self.number, update.num_examples, untrained=True, spent=charges))
 
         trained = None if update.spend is None else model.space.unpack(model.row.clone())

@@ -23,7 +23,7 @@ from fedpriv.seeding import generator
 from fedpriv.wire import Payload
 
 FACTOR = 10.0
-"""How much larger a scaled update is, and the noise than the root mean square of the update."""
+"""The factor of a scaled update; also the noise's standard deviation over the update's root mean square."""
 
 
 def corrupt_clients(config: RunConfig) -> frozenset[int]:

@@ -259,7 +259,7 @@ class ModelLocalUpdate:
         return samples if samples.image is None else samples._replace(image=self._augment(samples.image, augment))
 
     def _learner_on(self, model: ClientModel, phase: Phase, steps: int, name: str = "model") -> ModelLearner:
-        """A model with a phase's optimiser, which takes so many steps."""
+        """A model with the optimiser of a phase of ``steps`` steps."""
         # An adaptation has no warm-up: it may be shorter. Per-FedAvg adapts for one step by default.
         train, lr = self.config.train, self._lr(phase)
         rates = rates_of_steps(train, lr, steps) if self._purpose == "train" else [lr]
@@ -274,7 +274,8 @@ class ModelLocalUpdate:
         return self.config.train.carries_steps and self._purpose == "train" and not phase.plain
 
     def _state_prefix(self, phase: Phase, name: str) -> str:
-        """Of the names of an optimiser's state: by the roles, as a method's phases may change from round to round."""
+        """The prefix of the names of an optimiser's state: the phase's roles, not its number, as phases may change from round to
+        round."""
         number = sum(result.roles == phase.trains for result in self.phase_results)
         return f"{OPTIMISER}/{'+'.join(sorted(phase.trains))}/{number}/{name}/"
 

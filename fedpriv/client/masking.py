@@ -130,9 +130,9 @@ class Masking:
     def _check_sum(self, kind: Literal["masked", "active"], row: Array, clients: Collection[int]) -> None:
         """Refuse a sum of the same model over other clients than before, or with other weights.
 
-        The clients among whom the upload is masked are checked before it is sent: later would be too late, as a server may let
-        different clients reveal each sum. The active clients are checked before shares are revealed: a sum takes the shares of a
-        majority, and two majorities have a client in common.
+        The clients among whom the upload is masked are checked before it is sent: afterwards, the server could have two sums,
+        each revealed by clients that did not see the other. The active clients are checked before shares are revealed: a sum
+        takes the shares of a majority, and two majorities of the same clients have one in common.
 
         Args:
             kind: whether the clients are those among whom the upload is masked, or the active ones of them.

@@ -1,4 +1,4 @@
-"""The net of a process that trains one client at a time: it stays on the device, and clients only exchange its row."""
+"""The net of a process that trains one client at a time: the next client overwrites only its row of numbers."""
 
 from __future__ import annotations
 

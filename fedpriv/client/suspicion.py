@@ -117,7 +117,7 @@ def _of_linear(name: str, weight: Tensor, rng: torch.Generator) -> Iterator[Mark
         squares = (float(cosines.square().sum()) / len(unit) - 1) / (len(unit) - 1)
         yield Mark(name, f"its {what} have a mean squared cosine of {{}}", squares, 0.25)
         alike = (cosines.abs() > PARALLEL).sum(1) - 1
-        yield Mark(name, f"of its {what}, {{}} are parallel to one", float(alike.max()), 3)
+        yield Mark(name, f"{{}} of its {what} are parallel to the same other", float(alike.max()), 3)
 
 
 def _of_transformer(name: str, weight: Tensor, rng: torch.Generator) -> Iterator[Mark]:
@@ -128,7 +128,7 @@ def _of_transformer(name: str, weight: Tensor, rng: torch.Generator) -> Iterator
     unit = _sample(weight, rng)
     unit = unit / unit.norm(dim=1, keepdim=True).clamp(min=1e-30)
     alike = ((unit @ unit.T).abs() > PARALLEL).sum(1) - 1
-    yield Mark(name, "a share of {} of its rows are parallel to one", float(alike.max()) / (len(unit) - 1), 0.25)
+    yield Mark(name, "a share of {} of its rows are parallel to the same other", float(alike.max()) / (len(unit) - 1), 0.25)
 
 
 def _sample(vectors: Tensor, rng: torch.Generator) -> Tensor:

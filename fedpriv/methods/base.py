@@ -289,7 +289,7 @@ class Method:
 
     @property
     def server_names(self) -> tuple[str, ...]:
-        """The names of the net's tensors that the server has as they were trained, in row order."""
+        """The names of the net's tensors whose trained values the server has, in row order."""
         return self.private_names if self.pools else self.shared_names
 
     @property

@@ -44,8 +44,8 @@ class PlantedCanaries:
 class ClientCanaries(PlantedCanaries):
     """Canaries of client-level DP: registered clients without data, which are drawn for a round as the others are.
 
-    Their client numbers come after those of the other clients. The mean is divided by the expected number of participants
-    without canaries. Epsilon does not depend on this number, and the real clients keep their weight. The observer sees all
+    Their client numbers come after those of the other clients. The mean's denominator is the expected number of participants;
+    canaries do not count. Epsilon does not depend on this number, and the real clients keep their weight. The observer sees all
     released models.
 
     Args:
@@ -121,7 +121,7 @@ class SampleCanaries(PlantedCanaries):
 def mean_gain(rates: Sequence[float], momentum: float) -> float:
     """Mean over the steps of how far a step's gradient moves the model by the end of the update, momentum included.
 
-    In units of the gradient, so the mean learning rate without momentum.
+    It is a multiple of the gradient; without momentum it is the mean learning rate.
 
     Args:
         rates: the learning rate of each step.

@@ -17,7 +17,7 @@ _RESERVED = frozenset(
         *("lr", "bytes_down", "bytes_up_tests", "bytes_down_tests", "total_bytes_up", "total_bytes_down"),
         *("accuracy_fresh_head", "accuracy_before_merge"),
         *SCORES,
-        # The last is of MLflow, as are the following: names that differ by more than a slash there.
+        # ``..._mean`` and the next line: the server's names as MLflow has them, where they differ by more than a slash.
         *(f"{score}_{summary}" for score in SCORES for summary in (*SUMMARIES, "mean")),
         *("bytes_total_up", "bytes_total_down", "loss_train", "loss_test", "privacy_epsilon", "privacy_clipped"),
     }

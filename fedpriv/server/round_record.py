@@ -83,8 +83,8 @@ class RoundRecord:
         """Add the lists of clients whose local updates were left out, and of those in secure sums.
 
         Args:
-            opened_sum: the clients of a secure sum that was opened for the present model but gave no new one; ``None``: there is
-                none.
+            opened_sum: the clients of a secure sum that was opened for the present model but led to no new model; ``None``: no
+                such sum.
         """
         reports, clients = arrivals.reports.items(), self.clients
         if arrivals.refused:

@@ -97,7 +97,7 @@ class Server:
         self._secure = self.config.wire.secure_aggregation
         self.state = ServerState(agreement.initial)
         self._opened_sum: tuple[int, ...] | None = None
-        """The clients of a secure sum that was opened for the present model but gave no new one; ``None``: there is none."""
+        """The clients of a secure sum that was opened for the present model but led to no new model; ``None``: no such sum."""
         self.stop_requested = self.end_requested = False
         self._scored = False
         """Whether the last round was evaluated."""
@@ -259,7 +259,7 @@ class Server:
         arrivals = Arrivals(self.agreement, round, participants, sent, self.samples)
         last = {client: self.progress.clients[client] for client in participants if client in self.progress.clients}
         instruction, absent = Instruction(round, participants, download, last), {*failing.dropped, *failing.late}
-        # Late clients train first, and apart, so that the others are grouped, and masked, as without them.
+        # Late clients train first and apart: the others form the same groups and the same secure sum as without them.
         crossed = self._late(instruction.of(failing.late), sent) if failing.late else {}
         answers = self.clients.train(instruction.of([client for client in participants if client not in absent]))
         for number, answer in enumerate(self.profile.each("training", answers), 1):

@@ -45,8 +45,8 @@ class SecureSum:
         warn: called with a line for each client that drops out.
         on_opened: called with the clients of the sum as soon as enough shares have arrived for the server to know it, whether or
             not the sum is used.
-        opened_before: the clients of a secure sum that was opened for the present model but gave no new one; ``None``: there is
-            none. The difference of two sums for one model over different clients may show single uploads.
+        opened_before: the clients of a secure sum that was opened for the present model but led to no new model; ``None``: no
+            such sum. The difference of two sums for one model over different clients may show single uploads.
     """
 
     agreement: Agreement

@@ -36,7 +36,7 @@ class Respondents(Protocol):
 
     @property
     def numbers(self) -> Sequence[int]:
-        """Of the clients that are asked: those that hold training rows."""
+        """The numbers of the clients that are asked: all that hold training rows."""
 
     def answers(self, questions: Mapping[int, Sealed]) -> Iterable[tuple[int, Sealed]]:
         """Each client's answer to its question, in the order of the clients.
@@ -48,7 +48,7 @@ class Respondents(Protocol):
 
 @dataclass(frozen=True)
 class Crossed:
-    """A message, and how many times it crossed: one for all clients went to each; a secure sum, which is kept, never crossed."""
+    """A message, and how often it crossed: a message to all clients once for each; a secure sum, which is only kept, never."""
 
     direction: Direction
     message: Sealed
@@ -98,7 +98,7 @@ class Gathered:
 def counted_classes(config: RunConfig, kind: SampleKind | None, classes: int) -> int:
     """How many classes the samples of the clients are counted of: all, or none if the run does not need to know.
 
-    It does if it weighs classes; or if it has a table, which clients send statistics of, and no score by which it ranks: that
+    The run needs the counts if it weighs classes, or if its data are a table and ``eval.metric`` is not set: the default score
     depends on whether classes are imbalanced.
     """
     ranks = kind is not None and bool(kind.columns) and config.eval.metric is None and config.privacy.level == "none"
@@ -189,15 +189,15 @@ def noise_multiplier(config: RunConfig) -> float:
     if epsilon is None:
         if privacy.target_epsilon is None:
             raise UsageError(
-                f"privacy.level {privacy.level}: how much epsilon may the statistics spend by which the samples are scaled? "
-                "--set privacy.statistics_epsilon=E; 0: there are none, and numbers are scaled by their bounds"
+                f"privacy.level {privacy.level}: the samples are scaled by statistics of the rows; how much epsilon may these "
+                "spend? --set privacy.statistics_epsilon=E; 0: there are none, and numbers are scaled by their bounds"
             )
         epsilon = privacy.target_epsilon / 10
     return noise_for(epsilon, privacy.delta, [((1.0, 1),)], privacy.accountant) if epsilon else 0.0
 
 
 def _summed(answers: Mapping[int, Sealed], forms: Mapping[str, Form], ask: Step) -> dict[str, Tensor]:
-    """The sum of the statistics that the clients send behind masks, of all of them.
+    """The sum of the masked statistics, in which every client that was asked must be.
 
     Args:
         answers: the clients' public keys.

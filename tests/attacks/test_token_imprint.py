@@ -129,5 +129,5 @@ def test_a_client_refuses_it() -> None:
     check_for_marks(agreement, 1, state, secret_generator())
     altered = ATTACK.alter(answered(1, altered=False)[0], sentences([8] * 200, 5))
     sent = state | {name.replace("body.", "encoder."): tensor for name, tensor in altered.items()}
-    with pytest.raises(SuspiciousDownload, match="a share of 1 of its rows are parallel to one"):
+    with pytest.raises(SuspiciousDownload, match="a share of 1 of its rows are parallel to the same other"):
         check_for_marks(agreement, 1, sent, secret_generator())

@@ -153,7 +153,7 @@ def test_a_malicious_server(run: Path, fedpriv: Fedpriv) -> None:
     (one,) = said["attackers"]
     shown = fedpriv("attack", "token-imprint", "--threat", "malicious", "--run", run).stdout
     assert ("a failure of token-imprint is no evidence: " in shown) == (one["no_evidence"] is not None)
-    assert said["threat"] == "malicious" and "are parallel to one" in said["refused"]
+    assert said["threat"] == "malicious" and "are parallel to the same other" in said["refused"]
     assert any(name.endswith("layer.0.intermediate.dense.weight") for name in said["altered"])
     assert one["threat"]["download"] == "altered" and one["messages"] == 1
 

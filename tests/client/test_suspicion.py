@@ -90,7 +90,7 @@ def scaled(name: str, factor: float) -> Callable[[Mapping[str, Tensor]], dict[st
 ALTERED: dict[str, tuple[Callable[[Mapping[str, Tensor]], dict[str, Tensor]], str]] = {
     "alike": (imprinted, "rows have a mean squared cosine of 1"),
     "alike but for noise": (lambda sent: imprinted(sent, 0.5), "rows have a mean squared cosine of 0.6"),
-    "partly alike": (partly, "of its rows, .* are parallel to one"),
+    "partly alike": (partly, "of its rows are parallel to the same other"),
     "few rows": (lambda sent: {"encoder.fc1.weight": 0 * sent["encoder.fc1.weight"]}, "a share of 1 of its rows vanish"),
     "equal columns": (
         lambda sent: {"encoder.fc2.weight": sent["encoder.fc2.weight"][:, :1].expand(-1, 512).contiguous()},
