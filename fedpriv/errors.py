@@ -1,7 +1,7 @@
 """The errors a user can cause or meet, each with its exit code."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class FedprivError(Exception):
@@ -49,6 +49,13 @@ def extra(name: str) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of a library's error; the name of its type if it has no text."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, then what it was raised from, or while what was handled, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def in_a_line(error: BaseException) -> str:

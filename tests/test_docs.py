@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import json
 import re
 import shlex
 import warnings
@@ -13,6 +14,7 @@ from typing import Any
 import click
 import pytest
 import torch
+from click.testing import CliRunner
 
 import fedpriv
 from fedpriv.aggregation import registry as aggregations
@@ -157,6 +159,17 @@ def test_the_examples_of_the_documents(name: str, least: int, tmp_path: Path, mo
     with warnings.catch_warnings():
         failed, tried = doctest.testfile(str(ROOT / name), module_relative=False, globs={"__name__": "__main__"})
     assert tried > least and not failed
+
+
+def test_the_readme_counts_methods_and_attacks() -> None:
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    listed = CliRunner().invoke(main, ["attacks", "--json"]).stdout.splitlines()[-1]
+    numbers = (len(registry.all()), len(objectives.all()), len(aggregations.all()), len(json.loads(listed)["attacks"]))
+    assert (
+        "{} of them (`fedpriv methods`), or any of {} client objectives with any of {} server aggregations".format(*numbers)
+        in text
+    )
+    assert f"attacks** ({numbers[-1]}, `fedpriv attacks`)" in text
 
 
 @pytest.mark.slow

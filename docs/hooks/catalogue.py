@@ -12,6 +12,7 @@ from plain import plain
 from pydantic import TypeAdapter
 
 from fedpriv.attacks.attack import ATTACKS, Attack
+from fedpriv.audit.page.words import ATTACKS_OF_AUDITS
 from fedpriv.cli import main
 from fedpriv.cli.config_keys import in_words
 from fedpriv.defenses import transforms
@@ -54,6 +55,11 @@ def attacks() -> Iterator[str]:
         yield from needs(row["name"])
         shown = ", ".join(f"`{option['name']}={option['default']}`" for option in row["options"])
         yield f"Options and defaults: {shown}\n" if shown else "It has no options.\n"
+
+
+def attacks_of_audits() -> Iterator[str]:
+    for name, about in ATTACKS_OF_AUDITS.items():
+        yield f"{name}\n:   {plain(about)}\n"
 
 
 def needs(name: str) -> Iterator[str]:

@@ -26,6 +26,7 @@ PARTS: Mapping[str, Callable[[], Iterable[str]]] = {
     "aggregations": lambda: methods.parts("aggregation"),
     "defences": catalogue.defences,
     "attacks": catalogue.attacks,
+    "attacks of audits": catalogue.attacks_of_audits,
     "nets": catalogue.nets,
     "data sets": catalogue.datasets,
     "partitions": catalogue.partitions,

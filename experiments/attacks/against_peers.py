@@ -34,7 +34,8 @@ FOLDER = "against_peers"
 
 @dataclass(frozen=True)
 class Topic:
-    """
+    """A table of the report.
+
     Attributes:
         measure: the folder of the data sets -> rows.
         render: rows -> a section of the report.
@@ -70,7 +71,7 @@ def sections(results: Path) -> list[str]:
 @click.option("--only", multiple=True, type=click.Choice(list(TOPICS)), help="Measure these tables alone; repeatable.")
 def main(data_dir: str, only: tuple[str, ...]) -> None:
     """Measure the tables, then write REPORT.md."""
-    from table import write_report  # which reads the sections of this module
+    from report import write_report  # which reads the sections of this module
 
     torch.set_num_threads(1)
     for name in only or TOPICS:

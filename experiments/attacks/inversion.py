@@ -28,7 +28,7 @@ from fedpriv.attacks.scoring.scores import RECOVERED, errors, match, psnr
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.sources import load_dataset
 from fedpriv.experiments.markdown import table
-from fedpriv.models.architectures.cnn import cnn10
+from fedpriv.models import model_spec
 
 SEED = 0
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -69,7 +69,7 @@ def net_of(name: str) -> nn.Module:
     """``(B, 3, 32, 32)`` -> ``(B, 10)``: cnn10 without a projector, or the ResNet of 6 n + 2 layers with n = 2."""
     torch.manual_seed(SEED)
     if name == "cnn10":
-        encoder, width = cnn10((3, 32, 32))
+        encoder, width = model_spec("cnn10").build((3, 32, 32))
         return nn.Sequential(encoder, nn.Linear(width, 10))
     widths = ((16, 16), (16, 16), (16, 32), (32, 32), (32, 64), (64, 64))
     stem = (nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())

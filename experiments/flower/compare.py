@@ -29,7 +29,6 @@ from safetensors.torch import save_file
 
 import fedpriv
 from fedpriv.api.keys import transforms
-from fedpriv.audit import sentences
 from fedpriv.audit.answer import MEMBERS, NOTHING, WORDS
 from fedpriv.audit.foreign.audit import AuditedFolder
 from fedpriv.audit.foreign.membership import in_recorded_rounds
@@ -37,6 +36,7 @@ from fedpriv.audit.judge import members
 from fedpriv.audit.membership.rounds import in_rounds
 from fedpriv.audit.progress import Progress
 from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.sentences.clients import membership
 from fedpriv.experiments.markdown import bullets, table
 from fedpriv.files import write_atomically
 from fedpriv.recorder import layout
@@ -144,7 +144,7 @@ def inferred(audited: Path) -> dict[str, Any]:
     ran = [outcome for outcome in result.outcomes if outcome.points is not None]
     return {
         "answer": WORDS[MEMBERS if members.tells(result.outcomes) else NOTHING],
-        "sentence": sentences.membership(result.outcomes),
+        "sentence": membership(result.outcomes),
         "training": doubt,
         "auc": {outcome.attack: outcome.points.auc.value for outcome in ran if outcome.points is not None},
         "cpu_seconds": round(time.process_time() - began, 1),

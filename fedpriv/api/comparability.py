@@ -1,4 +1,4 @@
-"""Why the accuracies of runs cannot be compared, and by which key or hash."""
+"""What tells runs apart: their labels, which runs repeat others, and why scores cannot be compared."""
 
 from __future__ import annotations
 
@@ -8,13 +8,126 @@ from typing import Any
 
 _MOST = 3
 """Keys that a line names."""
+_LEVELS = {"none": "no DP", "sample": "sample-level DP", "client": "client-level DP"}
+
+
+def labels(folders: Sequence[Path], rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The method of each run; for runs of one method with different configs, also keys in which they differ, in words.
+
+    Runs have one label only if their configs differ in nothing but the seeds, and in who runs the clients; and if they had the
+    same samples, plug-ins and net of the user's own. Where only these differ, a label has the beginning of their hash.
+
+    Args:
+        rows: the :func:`~fedpriv.api.comparing.figures` of each.
+    """
+    configs = [compared_keys(folder) for folder in folders]
+    for name in ("code", "data_hash"):
+        _tell_apart(name, configs, rows)
+    labels = []
+    for row, config in zip(rows, configs, strict=True):
+        peers = [other for other_row, other in zip(rows, configs, strict=True) if other_row["method"] == row["method"]]
+        keys = sorted({key for peer in peers for key in peer if len({other.get(key) for other in peers}) > 1})
+        shown = keys[: _enough(keys, peers)]
+        names = [key.rpartition(".")[2] for key in shown]
+        names = [name if names.count(name) == 1 else key for name, key in zip(names, shown, strict=True)]
+        differs = [words for name, key in zip(names, shown, strict=True) if (words := _in_words(name, key, config))]
+        labels.append(", ".join([row["method"], *differs]))
+    return labels
+
+
+def _in_words(name: str, key: str, config: Mapping[str, str]) -> str:
+    """What a config says of a key, such as ``lr 0.1`` or ``no momentum``; nothing where it has no meaning beside the others.
+
+    Args:
+        name: that of the key in a label.
+    """
+    value, shown = str(config.get(key)), name.replace("_", " ")
+    if key == "privacy.level":
+        return _LEVELS.get(value, value)
+    if key.startswith("privacy.") and config.get("privacy.level") == "none":
+        return ""
+    if value in ("True", "False"):
+        return f"{shown} {'on' if value == 'True' else 'off'}"
+    return f"no {shown}" if value == "None" else f"{shown} {value}"
+
+
+def repeated(named: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[bool]:
+    """Whether each run repeats one before it: with its label, its seed and the same samples at the clients.
+
+    Such a run adds nothing to a mean or a spread. Runs that are not finished repeat only each other.
+
+    Args:
+        named: the :func:`labels` of the runs.
+        rows: the :func:`~fedpriv.api.comparing.figures` of each.
+    """
+    keys = list(map(_draw, named, rows))
+    return [key in keys[:index] for index, key in enumerate(keys)]
+
+
+def _draw(label: str, row: Mapping[str, Any]) -> tuple[object, ...]:
+    """What a run and its repetition have in common."""
+    return label, row["seed"], row["partition_hash"], row["status"] == "finished"
+
+
+def contradictions(named: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Of each label with runs that :func:`repeated` another and have other results, a line that names both, by label.
+
+    Such runs differ in something that the label does not say, such as the commit, so they have no common mean.
+    """
+    first: dict[tuple[object, ...], Mapping[str, Any]] = {}
+    notes: dict[str, str] = {}
+    for label, row in zip(named, rows, strict=True):
+        if row["status"] == "finished":
+            earlier = first.setdefault(_draw(label, row), row)
+            if any(earlier[key] != row[key] for key in ("accuracy", "score", "worst_tenth", "bytes_up", "bytes_down")):
+                notes.setdefault(
+                    label,
+                    f"{earlier['run']} and {row['run']} have the same config and seed, and other results: another version of "
+                    "or another machine may have made one of them; leave one out",
+                )
+    return notes
+
+
+def _tell_apart(name: str, configs: Sequence[dict[str, str]], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Add a hash to the configs of each method that has equal configs with different hashes. Old folders have no hash."""
+    for method in {row["method"] for row in rows}:
+        of_method = [(config, row[name]) for config, row in zip(configs, rows, strict=True) if row["method"] == method]
+        if any(method == other and a and b and a != b for method, a in of_method for other, b in of_method):
+            for config, value in of_method:
+                config[name] = value[:8] if value else "unknown"
+
+
+def _enough(keys: Sequence[str], configs: Sequence[Mapping[str, str]]) -> int:
+    """How many of the keys in which configs differ tell them apart; three where fewer would do."""
+
+    def told_apart(number: int) -> int:
+        return len({tuple(config.get(key) for key in keys[:number]) for config in configs})
+
+    return next((number for number in range(3, len(keys)) if told_apart(number) == told_apart(len(keys))), len(keys))
+
+
+def compared_keys(folder: Path) -> dict[str, str]:
+    """The keys of a run's config in which runs of one label agree."""
+    from fedpriv.storage.run_folder import RunFolder
+    from fedpriv.tracking import flatten
+    from fedpriv.tracking.names import defence
+
+    storage = ("run_dir", "data.dir", "tracking.", "wire.keep_payloads", "wire.check_downloads")
+    ignored: tuple[str, ...] = ("seed", "device", "threads", "executor.", "method.name", "data.partition.seed", *storage)
+    ignored += ("eval.metric",)  # which changes no number
+    config = RunFolder(folder).config_as_data()
+    if config.privacy.target_epsilon is not None:
+        ignored += ("privacy.noise",)  # found for it, by how many samples the clients of the seed have
+    values = config.model_dump(mode="json")
+    compared = {key: str(value) for key, value in flatten(values) if not key.startswith((*ignored, "wire.transforms"))}
+    return compared | {"wire.defence": defence({"wire": {"transforms": values["wire"]["transforms"]}})}
 
 
 def not_comparable(folders: Sequence[Path], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Reasons for which accuracies of the runs cannot be compared, in a line each.
 
     Args:
-        rows: the :func:`~fedpriv.api.comparing.figures` of the runs.
+        rows: the :func:`~fedpriv.api.comparing.figures` of each.
     """
     if len(metrics := dict.fromkeys(row["metric"] for row in rows)) > 1:
         yield f"the runs are ranked by different scores ({', '.join(metrics)}), so accuracy is compared (--set eval.metric)"

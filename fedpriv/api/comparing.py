@@ -6,10 +6,11 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedpriv.api.comparability import compared_keys, contradictions, labels, repeated
 from fedpriv.api.gains import BASELINES, Baseline, FinishedRun, Gain, gain_of, gains_of
 
 if TYPE_CHECKING:
@@ -18,18 +19,25 @@ if TYPE_CHECKING:
     from fedpriv.evaluation.protocols import ScoreSummary
     from fedpriv.scores.catalogue import Score
 
+GAIN_COLUMNS = (
+    "score", "label", "method", "baseline", "baseline_label", "difference", "low", "high", "over", "count", "unpaired", "differ",
+    "trained",
+)  # fmt: skip
+"""Of :func:`gains`."""
+
 
 def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[str] = "runs") -> DataFrame:
     """Compare runs in a table, a row a run, as ``fedpriv compare`` does.
 
     Columns are, among others, ``label`` (the method, and the keys in which runs of one method differ, the seed aside),
     ``method``, ``dataset``, ``seed``, ``rounds``, ``accuracy`` (a share; NaN where it was not measured), ``averaged_rounds``
-    (over how many last rounds it and all scores are averaged, config key ``eval.last``), ``metric`` (the score that the run
-    is ranked by), ``score``, ``worst_tenth`` and ``best`` (of that score), all further scores by name, ``bytes_up``,
-    ``bytes_down`` and ``seconds``; ``chance`` (the accuracy of the best constant answer; NaN of a regression) and
-    ``at_chance`` (whether the run is no better); ``defence``, ``epsilon`` (NaN without differential privacy), and of an
-    audited run ``answer``, ``recovered`` (the largest share of samples that an attack recovered) and ``membership_auc``. Of a
-    run whose ``status`` is not ``finished`` the accuracy is that of its last evaluation.
+    (over how many last rounds it and all scores are averaged, config key ``eval.last``), ``best_round`` (the round of which they
+    are instead, if :func:`in_best_rounds`; else NaN), ``metric`` (the score that the run is ranked by), ``score``,
+    ``worst_tenth`` and ``best`` (of that score), all further scores by name, ``bytes_up``, ``bytes_down`` and ``seconds``;
+    ``chance`` (the accuracy of the best constant answer; NaN of a regression) and ``at_chance`` (whether the run is no better);
+    ``defence``, ``epsilon`` (NaN without differential privacy), and of an audited run ``answer``, ``recovered`` (the largest
+    share of samples that an attack recovered) and ``membership_auc``. Of a run whose ``status`` is not ``finished`` the accuracy
+    is that of its last evaluation.
 
     ``over_local`` and ``over_pooled`` are the mean differences of the clients' scores from those in the run of that method (of
     several, the best), by the score that all runs are ranked by (accuracy, if these differ). The runs have the same data,
@@ -55,7 +63,8 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
     folders = [find_run(os.fspath(run), Path(runs_dir)) for run in ((runs,) if isinstance(runs, str | os.PathLike) else runs)]
     if not folders:
         raise UsageError("there are no runs to compare")
-    rows = [figures(folder) for folder in folders]
+    at_best = in_best_rounds(folders)
+    rows = [figures(folder, at_best) for folder in folders]
     named = labels(folders, rows)
     for line in contradictions(named, rows).values():
         note(line)
@@ -63,12 +72,13 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
     columns = {key: [row[key] for row in rows] for key in rows[0] if key not in ("scores", "constant")}
     columns |= {name: [row["scores"].get(name) for row in rows] for name in further}
     columns |= {"repeated": repeated(named, rows)} | _gain_columns(
-        finished_runs(folders, rows, named), len(rows), common_score(rows)
+        finished_runs(folders, rows, named, at_best), len(rows), common_score(rows)
     )
     table = pd.DataFrame({"label": named} | columns)
     floats = (
         *further,
         "accuracy",
+        "best_round",
         "score",
         "chance",
         "worst_tenth",
@@ -86,11 +96,11 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
 def gains(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[str] = "runs") -> DataFrame:
     """What federated runs gain over runs of ``local`` and of ``pooled`` (below 0: what they lose), in a table.
 
-    There is a row for each label of federated runs and each label of a baseline. The columns are those of
-    :class:`fedpriv.api.gains.Gain`, among others ``score`` (that all runs are ranked by; accuracy, if these differ),
-    ``difference``, ``low`` and ``high``. Runs are compared client by client, if they have the same data, partition, seed and
-    number of rounds; how many rounds ``train.patience`` left of these is a result, and does not matter. ``unpaired`` runs of the
-    two labels have no such partner and do not count.
+    There is a row for each label of federated runs and each label of a baseline. The columns are ``score`` (that all runs are
+    ranked by; accuracy, if these differ), ``difference`` (its mean) with ``low``, ``high``, ``over`` and ``count`` of
+    :class:`fedpriv.api.gains.Difference`, and those of :class:`fedpriv.api.gains.Gain`. Runs are compared client by client, if
+    they have the same data, partition, seed and number of rounds; how many rounds ``train.patience`` left of these is a result,
+    and does not matter. ``unpaired`` runs of the two labels have no such partner and do not count.
 
     Args:
         runs: as for :func:`compare`.
@@ -103,21 +113,33 @@ def gains(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[st
     from fedpriv.tracking import find_run
 
     folders = [find_run(os.fspath(run), Path(runs_dir)) for run in runs]
-    columns = [field.name for field in fields(Gain)]
-    table = pd.DataFrame([as_row(gain) for gain in gains_between(folders)], columns=columns)
+    table = pd.DataFrame([as_row(gain) for gain in gains_between(folders)], columns=list(GAIN_COLUMNS))
     return table.astype({"difference": "float64", "low": "float64", "high": "float64"})
 
 
 def gains_between(folders: Sequence[Path]) -> list[Gain]:
     """The gains of the federated runs among these over the baselines among them."""
-    rows = [figures(folder) for folder in folders]
-    score = common_score(rows)
-    return list(gains_of(list(finished_runs(folders, rows, labels(folders, rows)).values()), score))
+    at_best = in_best_rounds(folders)
+    rows = [figures(folder, at_best) for folder in folders]
+    finished = finished_runs(folders, rows, labels(folders, rows), at_best)
+    return list(gains_of(list(finished.values()), common_score(rows)))
+
+
+def in_best_rounds(folders: Sequence[Path]) -> bool:
+    """Whether runs are compared in their best rounds on validation data, and not in their last ones: one of them has
+    ``train.patience``, and each finished one has a best round."""
+    from fedpriv.storage.run_folder import RunFolder
+    from fedpriv.tracking import read_run
+
+    if all(RunFolder(folder).config_as_data().train.patience is None for folder in folders):
+        return False
+    return all("best" in summary(folder) for folder in folders if read_run(folder).get("status") == "finished")
 
 
 def as_row(gain: Gain) -> dict[str, Any]:
     """A gain as a row of a table, with the score's name."""
-    return asdict(gain) | {"score": gain.score.name}
+    values = asdict(gain) | asdict(gain.paired) | {"score": gain.score.name, "difference": gain.paired.mean}
+    return {name: values[name] for name in GAIN_COLUMNS}
 
 
 def finished_runs(
@@ -134,7 +156,7 @@ def finished_runs(
             (method := RunFolder(folder).config_as_data().method.name),
             tuple(row[key] for key in same),
             scores(folder, at_best)[score].per_client,
-            (config := _compared(folder)),
+            (config := compared_keys(folder)),
             _trained(config, method),
         )
         for place, (folder, row, label) in enumerate(zip(folders, rows, named, strict=True))
@@ -163,9 +185,8 @@ def _gain_columns(finished: Mapping[int, FinishedRun], runs: int, score: Score) 
             None if (run := finished.get(number)) is None else _over_best(run, baseline, finished.values(), score)
             for number in range(runs)
         ]
-        columns[f"over_{baseline}"] = [None if gain is None else gain.difference for gain in gains]
-        columns[f"over_{baseline}_low"] = [None if gain is None else gain.low for gain in gains]
-        columns[f"over_{baseline}_high"] = [None if gain is None else gain.high for gain in gains]
+        for end, name in (("", "mean"), ("_low", "low"), ("_high", "high")):
+            columns[f"over_{baseline}{end}"] = [None if gain is None else getattr(gain.paired, name) for gain in gains]
     return columns
 
 
@@ -174,14 +195,14 @@ def _over_best(run: FinishedRun, baseline: Baseline, runs: Iterable[FinishedRun]
     others = [other for other in runs if other.method == baseline and other.same == run.same]
     over = [gain for other in others if (gain := gain_of([(run, other)], baseline, score)) is not None]
     best = min if score.higher_is_better else max
-    return None if run.method == baseline else best(over, key=lambda gain: gain.difference, default=None)
+    return None if run.method == baseline else best(over, key=lambda gain: gain.paired.mean, default=None)
 
 
 def figures(folder: Path, at_best: bool = False) -> dict[str, Any]:
     """A run's row of the table.
 
     Args:
-        at_best: as for :func:`scores`, of ``score``, ``worst_tenth``, ``best``, ``scores`` and ``averaged_rounds``.
+        at_best: as for :func:`scores`; ``at_chance`` is then of that round, too.
 
     Raises:
         UsageError: it has not begun, or its files are not a run's.
@@ -193,15 +214,19 @@ def figures(folder: Path, at_best: bool = False) -> dict[str, Any]:
 
     facts, reached, config = read_run(folder), summary(folder), RunFolder(folder).config_as_data()
     measured, metric = scores(folder, at_best), config.eval.metric or "accuracy"
-    ranked = measured.get(metric)
+    ranked, accuracy = measured.get(metric), measured.get("accuracy")
+    best_round = reached["best"]["round"] if at_best and "best" in reached else None
     return {
         "run": folder.resolve().name,
         "status": RunFolder(folder).status,
         **{key: facts[key] for key in ("method", "dataset", "seed")},
-        **{key: reached[key] for key in ("rounds", "accuracy")},
-        "averaged_rounds": 1 if at_best else reached.get("averaged_rounds", 1),
+        "rounds": reached["rounds"],
+        "accuracy": None if accuracy is None else accuracy.mean,
+        "averaged_rounds": reached.get("averaged_rounds", 1) if best_round is None else 1,
+        "best_round": best_round,
         "rounds_allowed": config.train.rounds if reached.get("ended_by") == "patience" else reached["rounds"],
-        **{key: reached.get(key) for key in ("chance", "constant", "at_chance", "only_answer")},
+        **{key: reached.get(key) for key in ("chance", "constant", "only_answer")},
+        "at_chance": reached.get("at_chance") if best_round is None else _at_chance(reached, metric, ranked),
         "probe": reached.get("probe", {}),
         "metric": metric,
         "score": None if ranked is None else ranked.mean,
@@ -217,6 +242,15 @@ def figures(folder: Path, at_best: bool = False) -> dict[str, Any]:
         "epsilon": (reached.get("privacy") or {}).get("epsilon"),
         **leakage(folder),
     }
+
+
+def _at_chance(reached: Mapping[str, Any], metric: str, ranked: ScoreSummary | None) -> bool:
+    """Whether a score is no better than a constant answer's, within its interval over the clients."""
+    from fedpriv.evaluation.chance import no_better
+    from fedpriv.scores.catalogue import score_named
+
+    guessed = reached.get("chance") if metric == "accuracy" else (reached.get("constant") or {}).get(metric)
+    return ranked is not None and guessed is not None and no_better(ranked.per_client, guessed, score_named(metric))
 
 
 def leakage(folder: Path) -> dict[str, Any]:
@@ -251,15 +285,14 @@ def scores(folder: Path, at_best: bool = False) -> dict[str, ScoreSummary]:
     """A run's scores by name, averaged as its accuracy is; of a run that is not finished, at its last evaluation.
 
     Args:
-        at_best: in the best round on validation data alone, of a finished run; none if it has no such round.
+        at_best: of a finished run, in its best round on validation data alone.
     """
     from fedpriv.evaluation.protocols import ScoreSummary, best, score_summaries, worst_tenth
     from fedpriv.tracking import read_records
 
     reached = summary(folder)
-    if at_best:
-        rounds = [reached["best"]["round"]] if "best" in reached else []
-        return score_summaries([record for record in read_records(folder) if record["round"] in rounds], 1)
+    if at_best and "best" in reached:
+        return score_summaries([record for record in read_records(folder) if record["round"] == reached["best"]["round"]], 1)
     if "scores" in reached:
         return {name: ScoreSummary(**values) for name, values in reached["scores"].items()}
     if reached["accuracy"] is None:
@@ -297,122 +330,9 @@ def summary(folder: Path) -> dict[str, Any]:
     }
 
 
-def labels(folders: Sequence[Path], rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The method of each run; for runs of one method with different configs, also keys in which they differ, in words.
-
-    Runs have one label only if their configs differ in nothing but the seeds, and in who runs the clients; and if they had the
-    same samples, plug-ins and net of the user's own. Where only these differ, a label has the beginning of their hash.
-
-    Args:
-        rows: the :func:`figures` of each.
-    """
-    configs = [_compared(folder) for folder in folders]
-    for name in ("code", "data_hash"):
-        _tell_apart(name, configs, rows)
-    labels = []
-    for row, config in zip(rows, configs, strict=True):
-        peers = [other for other_row, other in zip(rows, configs, strict=True) if other_row["method"] == row["method"]]
-        keys = sorted({key for peer in peers for key in peer if len({other.get(key) for other in peers}) > 1})
-        shown = keys[: _enough(keys, peers)]
-        names = [key.rpartition(".")[2] for key in shown]
-        names = [name if names.count(name) == 1 else key for name, key in zip(names, shown, strict=True)]
-        differs = [words for name, key in zip(names, shown, strict=True) if (words := _in_words(name, key, config))]
-        labels.append(", ".join([row["method"], *differs]))
-    return labels
-
-
-_LEVELS = {"none": "no DP", "sample": "sample-level DP", "client": "client-level DP"}
-
-
-def _in_words(name: str, key: str, config: Mapping[str, str]) -> str:
-    """What a config says of a key, such as ``lr 0.1`` or ``no momentum``; nothing where it has no meaning beside the others.
-
-    Args:
-        name: that of the key in a label.
-    """
-    value, shown = str(config.get(key)), name.replace("_", " ")
-    if key == "privacy.level":
-        return _LEVELS.get(value, value)
-    if key.startswith("privacy.") and config.get("privacy.level") == "none":
-        return ""
-    if value in ("True", "False"):
-        return f"{shown} {'on' if value == 'True' else 'off'}"
-    return f"no {shown}" if value == "None" else f"{shown} {value}"
-
-
-def repeated(named: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[bool]:
-    """Whether each run repeats one before it: with its label, its seed and the same samples at the clients.
-
-    Such a run adds nothing to a mean or a spread. Runs that are not finished repeat only each other.
-
-    Args:
-        named: the :func:`labels` of the runs.
-        rows: the :func:`figures` of each.
-    """
-    keys = list(map(_draw, named, rows))
-    return [key in keys[:index] for index, key in enumerate(keys)]
-
-
-def _draw(label: str, row: Mapping[str, Any]) -> tuple[object, ...]:
-    """What runs have in common of which one repeats another."""
-    return label, row["seed"], row["partition_hash"], row["status"] == "finished"
-
-
-def contradictions(named: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """A line on each label of which a finished run :func:`repeated` another with another result, by label: by what else the runs
-    differ, such as the commit, the label does not say, so that their mean is of no one thing."""
-    first: dict[tuple[object, ...], Mapping[str, Any]] = {}
-    notes: dict[str, str] = {}
-    for label, row in zip(named, rows, strict=True):
-        if row["status"] == "finished":
-            earlier = first.setdefault(_draw(label, row), row)
-            if any(earlier[key] != row[key] for key in ("accuracy", "score", "worst_tenth", "bytes_up", "bytes_down")):
-                notes.setdefault(
-                    label,
-                    f"{earlier['run']} and {row['run']} have the same config and seed, and other results: another version of "
-                    "or another machine may have made one of them; leave one out",
-                )
-    return notes
-
-
 def _own_code(facts: Mapping[str, Any]) -> str | None:
     """SHA-256 (hex) of the plug-ins and the net of the user's own by which a run was made; ``None``: there are none."""
     from fedpriv.storage.provenance import code_of
 
     code = code_of(facts)
     return hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest() if code else None
-
-
-def _tell_apart(name: str, configs: Sequence[dict[str, str]], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Add a hash to the configs of a method of which equal ones have different hashes. Folders of earlier versions have none."""
-    for method in {row["method"] for row in rows}:
-        of_method = [(config, row[name]) for config, row in zip(configs, rows, strict=True) if row["method"] == method]
-        if any(method == other and a and b and a != b for method, a in of_method for other, b in of_method):
-            for config, value in of_method:
-                config[name] = value[:8] if value else "unknown"
-
-
-def _enough(keys: Sequence[str], configs: Sequence[Mapping[str, str]]) -> int:
-    """How many of the keys in which configs differ tell them apart; three where fewer would do."""
-
-    def told_apart(number: int) -> int:
-        return len({tuple(config.get(key) for key in keys[:number]) for config in configs})
-
-    return next((number for number in range(3, len(keys)) if told_apart(number) == told_apart(len(keys))), len(keys))
-
-
-def _compared(folder: Path) -> dict[str, str]:
-    """The keys of a run's config in which runs of one label agree."""
-    from fedpriv.storage.run_folder import RunFolder
-    from fedpriv.tracking import flatten
-    from fedpriv.tracking.names import defence
-
-    storage = ("run_dir", "data.dir", "tracking.", "wire.keep_payloads", "wire.check_downloads")
-    ignored: tuple[str, ...] = ("seed", "device", "threads", "executor.", "method.name", "data.partition.seed", *storage)
-    ignored += ("eval.metric",)  # which changes no number
-    config = RunFolder(folder).config_as_data()
-    if config.privacy.target_epsilon is not None:
-        ignored += ("privacy.noise",)  # found for it, by how many samples the clients of the seed have
-    values = config.model_dump(mode="json")
-    compared = {key: str(value) for key, value in flatten(values) if not key.startswith((*ignored, "wire.transforms"))}
-    return compared | {"wire.defence": defence({"wire": {"transforms": values["wire"]["transforms"]}})}

@@ -78,11 +78,7 @@ class Gain:
         label, method: of the federated runs.
         baseline: the method of the baseline.
         baseline_label: the label of its runs.
-        difference: the mean over the clients, and over the runs.
-        low, high: its 95 % interval (Student's t, paired): over runs with different seeds or partitions, or over the clients of a
-            single one; ``None``: there is only one of these.
-        over: what the interval is over.
-        count: the number of these.
+        paired: the difference.
         unpaired: runs of the two labels that have no partner, and do not count.
         differ: config keys in which the runs differ, besides those of the method; ``method.epochs`` of the baseline among them,
             if a client did not train as long in a round.
@@ -94,18 +90,13 @@ class Gain:
     method: str
     baseline: Baseline
     baseline_label: str
-    difference: float
-    low: float | None
-    high: float | None
-    over: Literal["clients", "runs"]
-    count: int
+    paired: Difference
     unpaired: int
     differ: tuple[str, ...]
     trained: tuple[str, str]
 
     def __str__(self) -> str:
         """A line; of shares, in percentage points."""
-        paired = Difference(self.difference, self.low, self.high, self.over, self.count)
         others = [key for key in self.differ if key != _EPOCHS]
         also = ""
         if _EPOCHS in self.differ:
@@ -116,9 +107,9 @@ class Gain:
         what = " points" if self.score.in_percent else ""
         named = "" if self.score is ACCURACY else f" {self.score.title}"
         named += "" if self.score.higher_is_better else ", of which less is better"
-        difference = f"{signed(self.score, self.difference)}{what}{named}"
+        difference = f"{signed(self.score, self.paired.mean)}{what}{named}"
         left_out = f"; {self.unpaired} run{'s' * (self.unpaired > 1)} without a partner left out" if self.unpaired else ""
-        return f"{self.label} {verb} {self.baseline_label}: {difference} ({paired.interval(self.score)}{left_out}){also}"
+        return f"{self.label} {verb} {self.baseline_label}: {difference} ({self.paired.interval(self.score)}{left_out}){also}"
 
 
 def signed(score: Score, value: float) -> str:
@@ -164,9 +155,8 @@ def gain_of(pairs: Sequence[tuple[FinishedRun, FinishedRun]], baseline: Baseline
     differ = tuple(key for key in keys if ours.config.get(key) != theirs.config.get(key) and not key.startswith(_OWN))
     if ours.trained != theirs.trained:
         differ = (_EPOCHS, *differ)
-    interval = (paired.mean, paired.low, paired.high, paired.over, paired.count)
     trained = (ours.trained, theirs.trained)
-    return Gain(score, ours.label, ours.method, baseline, theirs.label, *interval, unpaired, differ, trained)
+    return Gain(score, ours.label, ours.method, baseline, theirs.label, paired, unpaired, differ, trained)
 
 
 def paired_difference(pairs: Sequence[tuple[FinishedRun, FinishedRun]]) -> Difference | None:

@@ -1,16 +1,19 @@
-"""Runs that differ in their seeds alone, as a line of a table: mean, deviation, and the paired difference from the best."""
+"""Runs that differ in their seeds alone, as a line of a table: mean, deviation, and the paired difference from another group."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import statistics
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from fedpriv.api.comparing import common_score, contradictions, figures, finished_runs, labels, repeated
+from fedpriv.api.comparability import contradictions, labels, repeated
+from fedpriv.api.comparing import common_score, figures, finished_runs, in_best_rounds
 from fedpriv.api.gains import Difference, FinishedRun, paired_difference
+from fedpriv.errors import UsageError
 from fedpriv.scores.catalogue import Score, beside
 
 if TYPE_CHECKING:
@@ -49,10 +52,11 @@ class Group:
         value: of the score; each run's is the mean over its clients.
         usual: the same of the score that people read beside it (accuracy, or R2).
         worst_tenth, bytes_up, bytes_down: means over the counted runs.
-        pairs: how many of its runs have a partner in the best group, with the same seed and clients; ``None``: this is the best.
         at_best: whether scores are those of each run's best round on validation data, and of no other round.
-        from_best: the paired difference from the best group; ``None``: this is the best one, or a run of either has no partner,
-            as over the other seeds alone the difference may be another one.
+        against: the label of the group that differences are from; ``None``: it is the best group.
+        pairs: how many of its runs have a partner in that group, with the same seed and clients; ``None``: this is that group.
+        difference: the paired difference from that group; ``None``: this is that group, or a run of either has no partner, as
+            over the other seeds alone the difference may be another one.
     """
 
     label: str
@@ -71,9 +75,10 @@ class Group:
     worst_tenth: float | None
     bytes_up: float | None
     bytes_down: float | None
-    at_best: bool = False
+    at_best: bool
+    against: str | None = None
     pairs: int | None = None
-    from_best: Difference | None = None
+    difference: Difference | None = None
 
     @property
     def is_over_all_rounds(self) -> bool:
@@ -85,11 +90,12 @@ def groups(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[s
     """Runs that differ in their seeds alone, in a table with a row for each such group, in the order of the runs.
 
     Columns are ``label``, ``score`` (that all runs are ranked by; accuracy, if these differ), ``rounds`` (of the shortest run),
-    ``averaged_rounds`` (over how many last rounds a run's scores are averaged, config key ``eval.last``), ``runs`` and ``seeds``
-    (how many finished ones are counted), ``mean`` and ``std`` of the score over them, the means of ``worst_tenth``, ``bytes_up``
-    and ``bytes_down``; and ``from_best``, the mean difference from the best group, with its paired 95 % interval ``low``,
-    ``high``: over runs with the same seed and clients, or over the clients of a single run (``over``, ``count``). It is there
-    only if each run of both groups has a partner in the other one (``pairs``). A share is a number from 0 to 1.
+    ``averaged_rounds`` (over how many last rounds a run's scores are averaged, config key ``eval.last``), ``at_best`` (whether
+    they are those of its best round on validation data instead, as one of the runs has ``train.patience``), ``runs`` and
+    ``seeds`` (how many finished ones are counted), ``mean`` and ``std`` of the score over them, the means of ``worst_tenth``,
+    ``bytes_up`` and ``bytes_down``; and ``from_best``, the mean difference from the best group, with its paired 95 % interval
+    ``low``, ``high``: over runs with the same seed and clients, or over the clients of a single run (``over``, ``count``). It is
+    there only if each run of both groups has a partner in the other one (``pairs``). A share is a number from 0 to 1.
 
     Args:
         runs: as for :func:`fedpriv.compare`.
@@ -105,44 +111,66 @@ def groups(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[s
     return pd.DataFrame([as_row(group) for group in groups_between(folders)])
 
 
-def groups_between(folders: Sequence[Path], named: Sequence[str] | None = None, at_best: bool = False) -> list[Group]:
+def groups_between(
+    folders: Sequence[Path], named: Sequence[str] | None = None, at_best: bool | None = None, against: str | None = None
+) -> list[Group]:
     """The groups of runs, in the order of their first runs.
 
     Args:
-        named: the label of each run, if not that of :func:`~fedpriv.api.comparing.labels`.
-        at_best: compare scores of each run's best round on validation data, in place of its last rounds.
+        named: the label of each run, if not that of :func:`~fedpriv.api.comparability.labels`.
+        at_best: compare scores of each run's best round on validation data, in place of its last rounds; ``None``: as
+            :func:`~fedpriv.api.comparing.in_best_rounds` says.
+        against: as for :func:`reference_of`.
+
+    Raises:
+        UsageError: as :func:`reference_of`.
     """
+    at_best = in_best_rounds(folders) if at_best is None else at_best
     rows = [figures(folder, at_best) for folder in folders]
     named = labels(folders, rows) if named is None else named
-    compared = grouped(rows, named, finished_runs(folders, rows, named, at_best).values())
-    return [replace(group, at_best=at_best) for group in compared]
-
-
-def grouped(rows: Sequence[Row], named: Sequence[str], finished: Iterable[FinishedRun]) -> list[Group]:
-    """:func:`groups_between` of figures, labels and the finished runs with their clients' scores."""
     score, members, by_label = common_score(rows), dict[str, list[tuple[Row, bool]]](), dict[str, dict[Hashable, FinishedRun]]()
     for label, row, again in zip(named, rows, repeated(named, rows), strict=True):
         members.setdefault(label, []).append((row, again))
-    for run in finished:
+    for run in finished_runs(folders, rows, named, at_best).values():
         by_label.setdefault(run.label, {}).setdefault(run.same, run)
     contradicted = contradictions(named, rows)
     alone = [_group(label, score, of_label, label in contradicted) for label, of_label in members.items()]
-    best = best_of(alone)
-    if best is None:
+    reference = reference_of(alone, against)
+    if reference is None:
         return alone
-    theirs = by_label.get(best.label, {})
+    theirs = by_label.get(reference.label, {})
+    chosen = None if against is None else reference.label
 
     def paired(group: Group) -> Group:
         ours = by_label.get(group.label, {})
         pairs = [(ours[same], theirs[same]) for same in ours if same in theirs and ours[same].differences(theirs[same])]
         whole = len(pairs) == len(ours) == len(theirs)
-        return replace(group, pairs=len(pairs), from_best=paired_difference(pairs) if whole else None)
+        return replace(group, pairs=len(pairs), difference=paired_difference(pairs) if whole else None)
 
-    return [group if group is best or group.contradicted else paired(group) for group in alone]
+    compared = (group if group is reference or group.contradicted else paired(group) for group in alone)
+    return [replace(group, against=chosen) for group in compared]
 
 
-def best_of(alone: Sequence[Group]) -> Group | None:
-    """The first of the groups with the best mean score; ``None``: there is no mean."""
+def reference_of(alone: Sequence[Group], against: str | None = None) -> Group | None:
+    """The group that differences are from; ``None``: no group has a mean.
+
+    Args:
+        against: its label, or a beginning that no other label has; ``None``: the first of those with the best mean score.
+
+    Raises:
+        UsageError: no label or several labels begin so, or its runs have no mean.
+    """
+    if against is not None:
+        fitting = [group for group in alone if group.label == against] or [
+            group for group in alone if group.label.startswith(against)
+        ]
+        if len(fitting) != 1:
+            why = f"{len(fitting)} labels begin so" if fitting else "there is no such label"
+            listed = ", ".join(shlex.quote(group.label) for group in fitting or alone)
+            raise UsageError(f"--against {shlex.quote(against)}: {why}; choose one of {listed}")
+        if fitting[0].value.mean is None:
+            raise UsageError(f"--against {shlex.quote(against)}: its runs have no mean score to compare with")
+        return fitting[0]
     known = [(group.score.merit(group.value.mean), group) for group in alone if group.value.mean is not None]
     return max(known, key=lambda pair: pair[0])[1] if known else None
 
@@ -171,17 +199,22 @@ def _group(label: str, score: Score, members: Sequence[tuple[Row, bool]], contra
         worst if all(row["metric"] == score.name for row in used) else None,  # else the worst clients are of another score
         up,
         down,
+        any(row["best_round"] is not None for row in counted),
     )
 
 
 def as_row(group: Group) -> dict[str, Any]:
     """A group as a row of a table; numbers that are not known are ``None``."""
-    difference = dict.fromkeys(("mean", "low", "high", "over", "count")) if group.from_best is None else asdict(group.from_best)
+    difference = dict.fromkeys(("mean", "low", "high", "over", "count")) if group.difference is None else asdict(group.difference)
+    compared = {"from_best": difference.pop("mean")}
+    if group.against is not None:
+        compared = {"against": group.against, "difference": compared["from_best"]}
     return {
         "label": group.label,
         "score": group.score.name,
         "rounds": group.rounds,
         "averaged_rounds": group.averaged_rounds,
+        "at_best": group.at_best,
         "runs": group.counted,
         "seeds": group.seeds,
         "mean": group.value.mean,
@@ -190,6 +223,6 @@ def as_row(group: Group) -> dict[str, Any]:
         "bytes_up": group.bytes_up,
         "bytes_down": group.bytes_down,
         "pairs": group.pairs,
-        "from_best": difference.pop("mean"),
+        **compared,
         **difference,
     }

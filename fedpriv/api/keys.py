@@ -130,7 +130,10 @@ _MAY_BE_NONE = ("objective", "aggregation")
 
 
 def config_of(
-    config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | None, keys: Mapping[str, Any], here: bool = False
+    config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | None,
+    keys: Mapping[str, Any],
+    here: bool = False,
+    loading: Callable[[], None] = lambda: None,
 ) -> RunConfig:
     """A config with keys laid over it.
 
@@ -139,6 +142,7 @@ def config_of(
         keys: by short name (:data:`KEYS`), by dotted key, or by section (a mapping); later ones win. ``model`` may be a class or
             function that returns a net, ``dataset`` the data (:func:`fedpriv.data.user_data.objects.name_of`).
         here: whether the run's clients train on this machine, on its device and its files.
+        loading: called before PyTorch is imported, if the keys need it.
 
     Raises:
         UsageError: an unknown key (with the nearest one), a value out of range, or a file that cannot be read.
@@ -154,7 +158,7 @@ def config_of(
     check_names(config)
     if here:
         check_machine(config)
-    check_effects(config, overrides)
+    check_effects(config, overrides, loading)
     return config
 
 

@@ -266,7 +266,8 @@ class Run:
         Args:
             ax: where; ``None``: in a new figure of pyplot, which notebooks show.
         """
-        from fedpriv.plots.curves import draw_score, styled
+        from fedpriv.plots.curves import draw_score
+        from fedpriv.plots.style import styled
         from fedpriv.scores.catalogue import score_named
 
         with styled():

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fedpriv.api.comparability import not_comparable
-from fedpriv.api.comparing import figures, scores, summary
+from fedpriv.api.comparing import figures
 from fedpriv.api.grid import Cell, Grid, check_cells, grid_of
 from fedpriv.api.groups import Group, as_row, groups_between
 from fedpriv.api.keys import Keys
 from fedpriv.api.tables import as_csv, as_markdown
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import check_place, write_atomically
-from fedpriv.scores.catalogue import ACCURACY, score_named
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -146,7 +145,7 @@ def chosen_on(result: Sweep) -> str:
 
 def _is_worse(group: Group) -> bool:
     """Whether the interval of the difference from the best is all on its worse side."""
-    paired, merit = group.from_best, group.score.merit
+    paired, merit = group.difference, group.score.merit
     return (
         paired is not None
         and paired.low is not None
@@ -186,17 +185,7 @@ def _ranked(grid: Grid, folder: Path, left_out: Mapping[str, str]) -> Sweep:
     scored.sort(key=lambda pair: -pair[1].score.merit(pair[1].value.mean or 0.0))
     cells, ranked = zip(*scored, strict=True)
     of_best = [folder / "runs" / name for name in names[cells[0].label]]
-    best_rounds = tuple(summary(run)["best"]["round"] for run in of_best) if at_best else ()
-    at_chance = all(_is_at_chance(run, at_best) for run in of_best)
+    rows = [figures(run, at_best) for run in of_best]
+    best_rounds = tuple(row["best_round"] for row in rows) if at_best else ()
+    at_chance = all(row["at_chance"] for row in rows)
     return Sweep(folder, cells, ranked, at_chance, left_out, best_rounds, grid.train_command(cells[0]))
-
-
-def _is_at_chance(run: Path, at_best: bool) -> bool:
-    """Whether a run is no better than a constant answer, in its last rounds or in the best one."""
-    from fedpriv.evaluation.chance import no_better
-
-    row = figures(run, at_best)
-    guessed = row["chance"] if row["metric"] == ACCURACY.name else (row["constant"] or {}).get(row["metric"])
-    if not at_best or guessed is None:
-        return bool(row["at_chance"])
-    return no_better(scores(run, at_best)[row["metric"]].per_client, guessed, score_named(row["metric"]))

@@ -15,7 +15,7 @@ from fedpriv.untrusted.names import printable
 
 NOTE = (
     "Mean ± standard deviation over runs; the score of a run is over its clients, and over the rounds that its column names. "
-    "Differences from the best: mean, and 95 % interval (Student's t) of the paired differences of runs with the same seed and "
+    "Differences: mean, and 95 % interval (Student's t) of the paired differences of runs with the same seed and "
     "clients; of a single run, over its clients. There is none where a run of either has no partner."
 )
 _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
@@ -32,12 +32,13 @@ def head(groups: Sequence[Group]) -> tuple[str, ...]:
     score = groups[0].score
     less, unit = "" if score.higher_is_better else ", less is better", " in %" if score.in_percent else ""
     value = f"{score.title}{unit}{less} ({mean_over(groups)})"
-    return "runs", "n", value, "difference from the best (95 %)", "worst tenth", "up", "down"
+    difference = f"difference from {groups[0].against or 'the best'} (95 %)"
+    return "runs", "n", value, difference, "worst tenth", "up", "down"
 
 
 def mean_over(groups: Sequence[Group]) -> str:
     """Of which rounds a run's score is: ``mean of the last 10 rounds``, or ``best round``."""
-    if groups[0].at_best:
+    if any(group.at_best for group in groups):
         return "best round"
     lengths = sorted({group.averaged_rounds for group in groups if group.averaged_rounds is not None}) or [1]
     if lengths == [1]:
@@ -66,7 +67,7 @@ def cells(group: Group) -> tuple[str, ...]:
     def shown(value: float | None) -> str:
         return "–" if value is None else group.score.shown(value).removesuffix("%")
 
-    paired, spread = group.from_best, "" if group.value.std is None else f" ± {shown(group.value.std)}"
+    paired, spread = group.difference, "" if group.value.std is None else f" ± {shown(group.value.std)}"
     if paired is None:
         difference = "–" if group.pairs is None else f"– ({group.pairs} of {group.counted} paired)"
     else:

@@ -5,7 +5,7 @@ Only what is asked for counts; a config file may set all options.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedpriv.config import RunConfig, filled
@@ -14,12 +14,13 @@ from fedpriv.errors import UsageError
 _PARTITION = "data.partition."
 
 
-def check_effects(config: RunConfig, asked: Mapping[str, Any]) -> None:
+def check_effects(config: RunConfig, asked: Mapping[str, Any], loading: Callable[[], None] = lambda: None) -> None:
     """Refuse a key without effect.
 
     Args:
         config: with what was asked for laid over it.
         asked: by dotted key.
+        loading: called before PyTorch is imported, if the keys need it.
 
     Raises:
         UsageError: there is one; the message says under what it has none.
@@ -29,7 +30,7 @@ def check_effects(config: RunConfig, asked: Mapping[str, Any]) -> None:
         _check_layered(config)
     if asked.get("model.projector") is not None:
         _check_projector(config)
-    for key, under in (_unused_keys(config) | _unused_method_options(config, asked)).items():
+    for key, under in (_unused_keys(config) | _unused_method_options(config, asked, loading)).items():
         if asked.get(key) is not None:
             raise UsageError(f"{key} has no effect under {under}")
 
@@ -62,10 +63,11 @@ def _unused_keys(config: RunConfig) -> dict[str, str]:
     return unused
 
 
-def _unused_method_options(config: RunConfig, asked: Mapping[str, Any]) -> dict[str, str]:
+def _unused_method_options(config: RunConfig, asked: Mapping[str, Any], loading: Callable[[], None]) -> dict[str, str]:
     """The same of the options of the method and its halves, and of what these leave without effect."""
     if not any(key.startswith(("method.", "objective.", "aggregation.", "train.")) for key in asked):
         return {}
+    loading()
     from fedpriv.methods.build import parts_of
 
     unused = dict[str, str]()

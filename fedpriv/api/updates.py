@@ -137,8 +137,8 @@ def audit_update(
 
 
 def _read(model: nn.Module, update: Update, lr: float | None) -> tuple[Message, Mapping[str, Tensor], bool]:
-    """The tensors of the model, what a payload holds besides them, and whether they are a change of the weights, as which new
-    weights are returned, too."""
+    """The tensors of the model, what a payload holds besides them, and whether they are a change of the weights. New weights are
+    returned as a change."""
     if not isinstance(update, Payload | Sealed):
         message = read_message(model, update)
         check_no_weights(model, message.parameters)

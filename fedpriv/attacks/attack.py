@@ -3,13 +3,13 @@ group ``attacks``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from fedpriv.attacks.core.by_name import Registry
-from fedpriv.attacks.core.reconstruction import Reconstruction
+from fedpriv.attacks.core.reconstruction import Reconstruction, SingleReconstruction, together
 from fedpriv.attacks.core.row_reconstruction import RowReconstruction
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 
@@ -131,6 +131,21 @@ class ImageAttack(Attack[Reconstruction]):
     control: ClassVar[Setting | None] = None
 
 
+class ByMessage(ImageAttack):
+    """An attack on images that gains nothing from a batch of messages."""
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
+        return together(observations, lambda observation: self.single(observation, seed))
+
+    def single(self, observation: Observation, seed: int) -> SingleReconstruction:
+        """Reconstruct the images of one message.
+
+        Raises:
+            Inapplicable: the attack cannot be run on it.
+        """
+        raise NotImplementedError
+
+
 class TextAttack(Attack[TextReconstruction]):
     """An attack that reconstructs texts; see :class:`Attack`.
 
@@ -166,45 +181,48 @@ register = ATTACKS.register
 
 
 def image_attack(name: str) -> type[ImageAttack]:
-    """An attack on images by name.
-
-    Raises:
-        KeyError: there is none.
-    """
+    """An attack on images by name; :class:`KeyError` if there is none."""
     return _find(ImageAttack, name)
 
 
 def text_attack(name: str) -> type[TextAttack]:
-    """An attack on texts by name.
-
-    Raises:
-        KeyError: there is none.
-    """
+    """An attack on texts by name; :class:`KeyError` if there is none."""
     return _find(TextAttack, name)
 
 
 def row_attack(name: str) -> type[RowAttack]:
-    """An attack on rows of a table by name.
-
-    Raises:
-        KeyError: there is none.
-    """
+    """An attack on rows of a table by name; :class:`KeyError` if there is none."""
     return _find(RowAttack, name)
 
 
 def image_attacks() -> dict[str, type[ImageAttack]]:
     """All attacks on images by name, sorted."""
-    return {name: kind for name, kind in ATTACKS.all().items() if issubclass(kind, ImageAttack)}
+    return _all(ImageAttack)
 
 
 def text_attacks() -> dict[str, type[TextAttack]]:
     """All attacks on texts by name, sorted."""
-    return {name: kind for name, kind in ATTACKS.all().items() if issubclass(kind, TextAttack)}
+    return _all(TextAttack)
 
 
 def row_attacks() -> dict[str, type[RowAttack]]:
     """All attacks on rows of a table by name, sorted."""
-    return {name: kind for name, kind in ATTACKS.all().items() if issubclass(kind, RowAttack)}
+    return _all(RowAttack)
+
+
+def for_audits(kinds: Iterable[type[Kind]], hidden: bool) -> list[tuple[type[Kind], Mapping[str, Any]]]:
+    """The attacks that audits run, with the options that differ from the defaults; closed forms first.
+
+    Args:
+        hidden: whether the last layer was not sent.
+    """
+    wanted = ("either", "hidden" if hidden else "shared")
+    pairs = [(kind, kind.audit_options) for kind in kinds if kind.audit_options is not None and kind.head in wanted]
+    return sorted(pairs, key=lambda pair: (pair[0].optimises, pair[0].name))
+
+
+def _all(wanted: type[Kind]) -> dict[str, type[Kind]]:
+    return {name: kind for name, kind in ATTACKS.all().items() if issubclass(kind, wanted)}
 
 
 def _find(wanted: type[Kind], name: str) -> type[Kind]:

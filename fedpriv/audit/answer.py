@@ -33,13 +33,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fedpriv.audit import sentences
 from fedpriv.audit.judge import attributes, classes, images, members, rows, texts
 from fedpriv.audit.judge.coverage import coverage
 from fedpriv.audit.judge.known import samples_not_known
 from fedpriv.audit.judge.measures import metrics
 from fedpriv.audit.results.audit import Answer, AuditedRun, Part
 from fedpriv.audit.results.outcome import Outcome, TargetKind
+from fedpriv.audit.sentences import clients, epsilon, samples
+from fedpriv.audit.sentences.verdict import verdict
 
 WORDS = (
     "Claimed epsilon contradicted",
@@ -69,7 +70,7 @@ _PARTS: dict[Part, str] = {
 
 def concluded(run: AuditedRun) -> AuditedRun:
     """The run with its verdict, answer and metrics; :mod:`fedpriv.audit.page.change` adds what would change the answer."""
-    return replace(run, verdict=tuple(sentences.verdict(run)), answer=answer(run), metrics=metrics(run))
+    return replace(run, verdict=tuple(verdict(run)), answer=answer(run), metrics=metrics(run))
 
 
 def answer(run: AuditedRun) -> Answer:
@@ -78,28 +79,30 @@ def answer(run: AuditedRun) -> Answer:
     return replace(worst, not_tried=tuple(_not_tried(run)), coverage=coverage(run))
 
 
-def _finding(level: int, sentence: str, picture: str | None = None, roc: bool = False, words: str = "") -> Answer:
-    return Answer(words or WORDS[level], level, sentence, picture, roc)
+def _finding(
+    level: int, sentence: str, picture: str | None = None, roc: bool = False, words: str = "", before_training: bool = False
+) -> Answer:
+    return Answer(words or WORDS[level], level, sentence, picture, roc, before_training)
 
 
 def _findings(run: AuditedRun) -> Iterator[Answer]:
     """The findings that hold, worst first."""
     if (claim := run.epsilon) is not None and claim.canaries is not None and claim.canaries.best.epsilon > claim.upper:
-        yield _finding(CONTRADICTED, sentences.contradiction(claim.canaries.best, claim.upper))
+        yield _finding(CONTRADICTED, epsilon.contradiction(claim.canaries.best, claim.upper))
     yield from _images(run, SAMPLES, "message")
     if centers := list(filter(images.gives_away, run.centers)):
         most = max(centers, key=lambda center: center.recovered.rate.share)
-        yield _finding(SAMPLES, sentences.centers(most), most.picture)
+        yield _finding(SAMPLES, samples.centers(most), most.picture)
     yield from _texts(run, "message", SAMPLES, WORDS_OF_TEXTS)
     if any(client.whole for client in run.told_rows):
-        yield _finding(SAMPLES, sentences.told_rows(run))
+        yield _finding(SAMPLES, clients.told_rows(run), before_training=True)
     yield from _rows(run, "message", SAMPLES, WORDS_OF_TEXTS)
     if run.told_rows:
-        yield _finding(WORDS_OF_TEXTS, sentences.told_rows(run), words=CELLS_FOUND)
+        yield _finding(WORDS_OF_TEXTS, clients.told_rows(run), words=CELLS_FOUND, before_training=True)
     if members.tells(run.membership):
-        yield _finding(MEMBERS, sentences.membership(run.membership), roc=True)
+        yield _finding(MEMBERS, clients.membership(run.membership), roc=True)
     if attributes.inferred(run):
-        yield _finding(MEMBERS, sentences.attributes(run)[0], words=ATTRIBUTES_INFERRED)
+        yield _finding(MEMBERS, clients.attributes(run)[0], words=ATTRIBUTES_INFERRED)
     yield from _images(run, SINGLES, "single image")
     yield from _texts(run, "single text", SINGLES, SINGLES)
     yield from _rows(run, "single row", SINGLES, SINGLES)
@@ -110,7 +113,7 @@ def _images(run: AuditedRun, level: int, kind: TargetKind) -> Iterator[Answer]:
     targets = [target for target in run.images if target.kind == kind and images.beyond_baselines(target) is not None]
     if recoveries := [most for target in targets if (most := images.best(target)) is not None]:
         worst = max(recoveries, key=lambda recovery: recovery.rate.share).target
-        yield _finding(level, sentences.images(worst), worst.picture)
+        yield _finding(level, samples.images(worst), worst.picture)
 
 
 def _texts(run: AuditedRun, kind: TargetKind, level: int, level_of_words: int) -> Iterator[Answer]:
@@ -118,10 +121,10 @@ def _texts(run: AuditedRun, kind: TargetKind, level: int, level_of_words: int) -
     targets = [target for target in run.texts if target.kind == kind]
     for target in targets:
         if (exact := texts.exact_sentences(target)) is not None:
-            yield _finding(level, sentences.texts(target, exact[0]))
+            yield _finding(level, samples.texts(target, exact[0]))
     for target in targets:
         if (named := texts.naming_words(target)) is not None:
-            yield _finding(level_of_words, sentences.texts(target, named))
+            yield _finding(level_of_words, samples.texts(target, named))
 
 
 def _rows(run: AuditedRun, kind: TargetKind, level: int, level_of_cells: int) -> Iterator[Answer]:
@@ -132,19 +135,19 @@ def _rows(run: AuditedRun, kind: TargetKind, level: int, level_of_cells: int) ->
         if recoveries := [most for most in best if beyond(most.figures, most.target.baselines)]:
             worst = max(recoveries, key=lambda most: (rows.recovered(most).share, most.figures.cells.share))
             words = "" if whole or level_of_cells == SINGLES else CELLS_FOUND
-            yield _finding(level if whole else level_of_cells, sentences.rows(worst.target), words=words)
+            yield _finding(level if whole else level_of_cells, samples.rows(worst.target), words=words)
 
 
 def _classes(run: AuditedRun) -> Iterator[Answer]:
     if classes.rule_finds_classes(run.labels):
-        yield _finding(CLASSES, sentences.labels(run.labels)[0])
+        yield _finding(CLASSES, clients.labels(run.labels)[0])
     together = classes.lacking(run.labels_over_rounds)
     if classes.rule_finds_classes(together):
-        clients = f"{sum(result.exact for result in together)} of {len(together)} clients that do not hold every class"
-        sentence = f"The set of a client's classes was found exactly from all its kept messages together for {clients}."
+        share = f"{sum(result.exact for result in together)} of {len(together)} clients that do not hold every class"
+        sentence = f"The set of a client's classes was found exactly from all its kept messages together for {share}."
         yield _finding(CLASSES, sentence)
     if classes.shadows_find_classes(run.shadow_labels):
-        yield _finding(CLASSES, sentences.shadows(run.shadow_labels)[0])
+        yield _finding(CLASSES, clients.shadows(run.shadow_labels)[0])
 
 
 def _nothing(run: AuditedRun) -> Answer:

@@ -14,9 +14,9 @@ from fedpriv.data.statistics.totals import Inquiry, Totals
 from fedpriv.wire import Sealed
 
 _SHOWN = 20
+"""Levels of a column that a line names."""
 _GIVEN_AWAY = 2
 """So many numbers, or fewer, follow from their sum and the sum of their squares."""
-"""Levels of a column that a line names."""
 
 
 def told_totals(messages: Sequence[Sealed]) -> dict[int | None, Totals]:

@@ -83,7 +83,7 @@ def conditions(text: str, option: str = "--fail-if") -> list[Condition]:
         except ValueError:
             bound = math.nan
         if match is None or math.isnan(bound):
-            raise UsageError(f"{option} {part.strip()!r}: a measure, one of > >= < <=, and a number, such as recovered>0")
+            raise UsageError(f"{option} {part.strip()!r}: needs a measure, one of > >= < <=, and a number, such as recovered>0")
         if match[1] not in MEASURES:
             raise UnknownName(f"measure of {option}", match[1], MEASURES)
         if MEASURES[match[1]].is_share and not 0 <= bound <= 1:

@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from fedpriv.audit import formats
 from fedpriv.audit.before_training import told_before
 from fedpriv.audit.membership.epsilon import measured
 from fedpriv.audit.record.run import RunRecord
@@ -22,7 +21,7 @@ from fedpriv.evaluation.chance import at_chance
 from fedpriv.evaluation.chance import chance as constant_answer
 from fedpriv.evaluation.protocols import score_summaries, scored_last
 from fedpriv.files import load_json
-from fedpriv.scores.catalogue import beside, score_named
+from fedpriv.scores.catalogue import score_named
 from fedpriv.server.sampling import participants
 from fedpriv.storage.run_folder import RunFolder
 
@@ -141,33 +140,6 @@ def signal_to_noise(records: Sequence[Mapping[str, Any]]) -> tuple[SignalToNoise
             if name.startswith(SNR):
                 layers.setdefault(name.removeprefix(SNR), []).append(value)
     return tuple(SignalToNoise(name, min(values), median(values), len(values)) for name, values in layers.items())
-
-
-def cost_in_sentences(run: AuditedRun) -> str:
-    """The cost of the defences, in sentences; no conclusion is drawn from a model at chance level."""
-    cost, sentences = run.cost, []
-    if cost.at_chance:
-        sentences.append(
-            f"The model is at chance level: within its 95 % interval, its {score_named(cost.metric).title} is no better than a "
-            f"constant answer's{f' ({formats.percent(cost.chance)})' if cost.metric == 'accuracy' else ''}."
-        )
-    if cost.against is not None:
-        other = f"Against the undefended run {cost.against}: "
-        if cost.at_chance or cost.against_at_chance:
-            both = "both models are" if cost.at_chance and cost.against_at_chance else (
-                "that model is" if cost.against_at_chance else "this model is"
-            )  # fmt: skip
-            other += f"{both} at chance level, so the cost in {beside(score_named(cost.metric)).title} cannot be determined; "
-        elif (change := formats.changed(cost)) is not None:
-            other += f"{change}, "
-        sentences.append(f"{other}upload {formats.plain(cost.bytes_up_ratio)} times as large.")
-    elif run.defence:
-        sentences.append(
-            "There is no undefended run of the same method among the given ones, so the cost of the defence is not known."
-        )
-    else:
-        sentences.append("This run has no defence, so there is no cost to report.")
-    return " ".join(sentences)
 
 
 def epsilon(folder: RunFolder, summary: Mapping[str, Any], bounds: EpsilonBounds | None) -> Epsilon | None:

@@ -10,7 +10,7 @@ Holds = Literal["images", "texts", "rows of a table"]
 
 
 def unfit(what: str, holds: Holds) -> UsageError:
-    """The error for an attack on the other modality than that of ``what`` (a data set, a run)."""
+    """The error for a data set or a run, ``what``, that holds other samples than the attack is for."""
     from fedpriv.attacks.attack import image_attacks, text_attacks
 
     if holds == "rows of a table":

@@ -83,6 +83,11 @@ def span(low: float, high: float) -> str:
     return f"{100 * low:.1f} to {100 * high:.1f} %"
 
 
+def within(rate: Rate) -> str:
+    """``95 % interval 10.9 to 28.5 %``."""
+    return f"95 % interval {interval(rate)}"
+
+
 def whole(count: int | None) -> str:
     """A number with separators: ``1,234,567``."""
     return NOTHING if count is None else f"{count:,}"
@@ -127,3 +132,9 @@ def paired(mapping: Mapping[str, Any], between: str = " ") -> list[str]:
 
 def listed(values: Sequence[Any] | None, nothing: str = "none") -> str:
     return ", ".join(map(str, values)) if values else nothing
+
+
+def joined(names: Sequence[str]) -> str:
+    """``a``, ``a and b``, or ``a, b and c``."""
+    *before, last = names
+    return f"{', '.join(before)} and {last}" if before else last

@@ -30,7 +30,7 @@ from fedpriv.untrusted.names import printable
 from fedpriv.untrusted.notes import note
 
 LATER = "later"
-"""Folder, in a run's folder ``audit``, of a newer report whose answer is weaker than that of the one which stands there."""
+"""Folder, within a run's folder ``audit``, for a newer report with a weaker answer than the report that stands there."""
 HEIGHT = 720
 """Height in pixels of the page in a notebook."""
 

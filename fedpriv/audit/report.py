@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import shutil
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
-from multiprocessing.managers import SyncManager
 from pathlib import Path
-from queue import Queue
 from typing import Any
+
+import torch
 
 from fedpriv.attacks.text.controls import text_controls
 from fedpriv.audit.finished import UNFINISHED
@@ -36,8 +33,7 @@ from fedpriv.config import RunConfig, parse
 from fedpriv.config.model import PAIR_MODEL
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged, write_together
-from fedpriv.plugins import load_inherited
-from fedpriv.processes import die_with_parent
+from fedpriv.processes import forked
 from fedpriv.recorder.reader import Recorded, is_record
 from fedpriv.samples import Modality
 from fedpriv.untrusted import plain_yaml
@@ -160,42 +156,15 @@ def _text_controls(modalities: Collection[str], seed: int, say: Say) -> list[Con
 
 
 def _in_processes(run_dirs: Sequence[Path], options: AuditOptions, workers: int, say: Say) -> list[Part]:
-    if workers <= 1 or len(run_dirs) <= 1:
+    """Audit runs side by side; a single one has all processes."""
+    in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if len(run_dirs) <= 1 or in_use:  # what an accelerator holds does not survive a fork
         return [audit_run(run_dir, options, _named(run_dir, say), workers) for run_dir in run_dirs]
-    context = multiprocessing.get_context("spawn")
-    manager = SyncManager(ctx=context)
-    manager.start(die_with_parent, (os.getpid(),))
-    with manager, ProcessPoolExecutor(min(workers, len(run_dirs)), context, initializer=_begin, initargs=(os.getpid(),)) as pool:
-        progress: Queue[str | None] = manager.Queue()
-        listener = threading.Thread(target=_relay, args=(progress, say))
-        listener.start()
-        try:
-            return list(pool.map(_audit_with_progress, run_dirs, [options] * len(run_dirs), [progress] * len(run_dirs)))
-        finally:
-            progress.put(None)
-            listener.join()
-
-
-def _begin(parent: int) -> None:
-    die_with_parent(parent)
-    import torch
-
-    os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
-    load_inherited()
+    return forked([partial(audit_run, run_dir, options, _named(run_dir, say)) for run_dir in run_dirs], workers)
 
 
 def _named(run_dir: Path, say: Say) -> Say:
     return lambda text: say(f"{run_dir.name}: {text}")
-
-
-def _audit_with_progress(run_dir: Path, options: AuditOptions, progress: Queue[str | None]) -> Part:
-    return audit_run(run_dir, options, _named(run_dir, progress.put))
-
-
-def _relay(progress: Queue[str | None], say: Say) -> None:
-    while (text := progress.get()) is not None:
-        say(text)
 
 
 def _compared(runs: Sequence[AuditedRun], model: GivenNet = None) -> tuple[AuditedRun, ...]:
@@ -229,8 +198,8 @@ def _cost_beside(run: AuditedRun, alike: Sequence[AuditedRun]) -> Cost:
 
 
 def _without_defence(run: AuditedRun) -> dict[str, Any]:
-    """The config of a run without its defences, the place of its records, and its executor, which some defences decide; of a
-    record, what it declares."""
+    """What two runs must share to be compared: the config without its defences, the places of its records, and its executor,
+    which some defences decide; of a record, what it declares."""
     if run.source == "record":
         facts = plain_yaml.load(run.config_yaml)
         return {name: value for name, value in facts.items() if name not in ("name", "transforms")}

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
-from fedpriv.cli.controls import held_to, progress, tell_controls, wide_console, with_options
+from fedpriv.cli.attack_request import Request
+from fedpriv.cli.common import console
+from fedpriv.cli.controls import held_to, progress, tell_controls, with_options
 from fedpriv.errors import UsageError
 
-NAME, EXACT, STEPS = "secagg-masks", 1e-4, 16
-"""EXACT: the largest error of a recovered upload, as a share of its largest value; rounding to 22 bits makes less. STEPS: of the
-progress that is shown."""
+EXACT = 1e-4
+"""The largest error of a recovered upload, as a share of its largest value; rounding to 22 bits makes less."""
+STEPS = 16
+"""Of the progress that is shown."""
 
 
-def attack_masks(options: Mapping[str, Any], seed: int, **others: Any) -> dict[str, Any]:
+def attack_masks(request: Request) -> dict[str, Any]:
     """Search for the seed of one round under either generator, in one pass.
 
     Flower's generator is the positive control, since its seeds can all be tried; this package's is the negative one.
@@ -25,22 +28,31 @@ def attack_masks(options: Mapping[str, Any], seed: int, **others: Any) -> dict[s
     """
     import numpy as np
 
-    from fedpriv.attacks.inference.masked_round import flower_mask, flower_seed, masked_round, number_of
-    from fedpriv.attacks.inference.masked_sums import SEED_BITS, SecaggMasks, Words, unmask
+    from fedpriv.attacks.inference.masked_sums import (
+        SEED_BITS,
+        SecaggMasks,
+        Words,
+        flower_mask,
+        flower_seed,
+        masked_round,
+        number_of,
+        unmask,
+    )
     from fedpriv.attacks.lab.control import Control
     from fedpriv.secure.masks import mask
 
-    if given := [option for option, value in others.items() if value and option != "runs_dir"]:
-        names = ", ".join(f"--{option.replace('_', '-').replace('count', 'n')}" for option in given)
-        raise UsageError(f"{NAME} attacks a round that it makes up; {names} has no effect. It takes --seed and --set bits=N")
-    attack = with_options(SecaggMasks, NAME, options)
+    others = {field.name for field in fields(request)} - {"name", "options", "seed", "runs_dir", "malicious"}
+    if given := request.given(*sorted(others)):
+        what = f"{', '.join(given)} has no effect. It takes --seed and --set bits=N"
+        raise UsageError(f"{request.name} attacks a round that it makes up; {what}")
+    attack, seed = with_options(SecaggMasks, request.name, request.options), request.seed
 
     def our_mask(key: bytes, size: int) -> Words:
         return mask(key, size).astype(np.uint32)
 
     rounds = {"flower": masked_round(flower_mask, seed=seed), "fedpriv": masked_round(our_mask, seed=seed)}
     numbers = attack.numbers(number_of(flower_seed(rounds["flower"].key)))
-    out = wide_console()
+    out = console(width=120)
     given_bits = SEED_BITS - attack.bits
     known = f"; {given_bits} further bits of it are given (an oracle)" if given_bits else ""
     out.print(f"the server knows both masked uploads, and tries {len(numbers):,} seeds of their mask{known}", soft_wrap=True)
@@ -65,7 +77,7 @@ def attack_masks(options: Mapping[str, Any], seed: int, **others: Any) -> dict[s
     held_to(controls)
     out.print(f"{spent:.0f} CPU s", soft_wrap=True)
     return {
-        "attack": NAME,
+        "attack": request.name,
         "seed": seed,
         "bits": attack.bits,
         "recovered": {name: pair is not None for name, pair in pairs.items()},

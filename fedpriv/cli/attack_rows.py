@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpriv.cli.controls import held_to, progress, tell_controls, wide_console, with_options
+from fedpriv.cli.attack_request import Request
+from fedpriv.cli.common import console
+from fedpriv.cli.controls import held_to, progress, tell_controls, with_options
+from fedpriv.cli.terminal import ruled_table
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,36 +19,28 @@ if TYPE_CHECKING:
 
 STEPS = 8
 """Default number of steps, each on one row."""
-OF_OTHERS = ("images", "mask_layers", "encoder", "tune", "mask_embeddings", "noise")
-"""Options for attacks on images or texts alone."""
 GUESS = "means and most frequent levels"
 
 
-def attack_rows(name: str, options: Mapping[str, Any], seed: int, run_name: str | None, **chosen: Any) -> dict[str, Any]:
-    """Run the attack ``name`` on rows of a table: a message of a run, or steps of the default net for tables.
+def attack_rows(request: Request) -> dict[str, Any]:
+    """Run an attack on rows of a table: behind a message of a run, or behind single steps of the default net for tables.
 
     Raises:
         UsageError: an option does not apply, or the run or the data set has no rows.
         FedprivError: a control failed.
     """
-    from rich import box
-    from rich.table import Table
-
     from fedpriv.attacks.attack import row_attack
-    from fedpriv.attacks.lab.row_attempts import row_attacker
-    from fedpriv.attacks.lab.trial import Trial
+    from fedpriv.attacks.lab.trial import Attacker, Trial
     from fedpriv.attacks.scoring.row_scores import score_rows, typical_row
     from fedpriv.audit.rows.figures import written
 
-    for option in OF_OTHERS:
-        if chosen.pop(option):
-            raise UsageError(f"--{option.replace('_', '-')} does not apply to {name}, an attack on rows of a table")
-    attack, out = with_options(row_attack(name), name, options), wide_console()
-    attacker = row_attacker(type(attack), vars(attack))
-    title, target = _target(seed, run_name, **chosen)
+    name, out = request.name, console(width=120)
+    attack = with_options(row_attack(name), name, request.options)
+    attacker = Attacker.of(type(attack), vars(attack))
+    title, target = _target(request)
     with progress(1) as begin:
         begin(f"{title}: {name}")
-        attempt = target.run(attacker, Trial(seed, in_reach=False))
+        attempt = target.run(attacker, Trial(request.seed, in_reach=False))
     tell_controls(attempt.controls, out)
     if attempt.scores is None or attempt.reconstruction is None or attempt.raw is None:
         held_to(attempt.controls)
@@ -57,16 +50,13 @@ def attack_rows(name: str, options: Mapping[str, Any], seed: int, run_name: str 
         out.print(f"a failure of {name} is no evidence: {'; '.join(map(str, attempt.doubts))}", soft_wrap=True)
     typical = typical_row(target.encoding).to(target.rows).expand_as(target.rows)
     guess = score_rows(typical, target.rows, target.encoding)
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    for title_of_column in ("attack", "cells right", "whole rows", "of these hardly by chance", "labels right", "CPU s"):
-        table.add_column(title_of_column)
+    heads = ("attack", "cells right", "whole rows", "of these hardly by chance", "labels right", "CPU s")
+    table = ruled_table(*heads, title=title)
     seconds = attempt.reconstruction.cpu_seconds
     table.add_row(name, *map(_cell, _rates(attempt.scores, attempt.sure)), f"{seconds:.1f}")
     table.add_row(GUESS, *map(_cell, _rates(guess, None)), "")
     out.print(table)
-    example = Table(title="the row with most right cells", box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    for title_of_column in ("column", "true", "recovered"):
-        example.add_column(title_of_column, overflow="fold")
+    example = ruled_table("column", "true", "recovered", title="the row with most right cells")
     best = int(attempt.scores.hits.sum(1).argmax())
     pair = (target.encoding.decode(rows[best : best + 1].cpu())[0] for rows in (target.rows, attempt.raw))
     for column, truth, recovered in zip(target.encoding.columns, *pair, strict=True):
@@ -77,7 +67,7 @@ def attack_rows(name: str, options: Mapping[str, Any], seed: int, run_name: str 
         "target": title,
         "rows": len(target.rows),
         "columns": len(target.encoding.columns),
-        "seed": seed,
+        "seed": request.seed,
         "threat": asdict(attacker.threat),
         **_figures(attempt.scores),
         "whole_rows_hardly_by_chance": None if attempt.sure is None else attempt.sure.successes,
@@ -104,54 +94,39 @@ def _figures(scores: RowScores) -> dict[str, Any]:
     }
 
 
-def _target(
-    seed: int,
-    run_name: str | None,
-    round_: int | None,
-    client: int | None,
-    dataset: str | None,
-    data_dir: Path | None,
-    label: str | None,
-    count: int | None,
-    batch_size: int | None,
-    runs_dir: Path,
-) -> tuple[str, Rows]:
-    """A title, and the rows that the options name: those behind a message of a run, test rows of a data set, or made-up ones."""
+def _target(request: Request) -> tuple[str, Rows]:
+    """A title, and the rows that are attacked: those behind a message of a run, test rows of a data set, or made-up ones."""
     import torch
 
     from fedpriv.attacks.core.observation import Public
     from fedpriv.attacks.lab.row_attempts import Rows
     from fedpriv.attacks.lab.setting import RowSetting
+    from fedpriv.audit.fitting import unfit
     from fedpriv.audit.record.run import REFERENCES, row_encoding
     from fedpriv.audit.rows.target import message
     from fedpriv.data.sources import load_dataset
     from fedpriv.scores.tasks import task_of
 
-    if run_name is not None:
-        from fedpriv.audit.fitting import unfit
-        from fedpriv.audit.record.sums import record_of
-        from fedpriv.tracking import find_run
-
-        record = record_of(find_run(run_name, runs_dir))
+    seed = request.seed
+    if request.run is not None:
+        record, round, client = request.message()
         if record.encoding is None:
-            raise unfit(run_name, "texts" if "text" in record.modalities else "images")
-        target = message(record, *record.messages(round_, client)[0])
+            raise unfit(request.run, "texts" if "text" in record.modalities else "images")
+        target = message(record, round, client)
         return target.title, target
-    size = batch_size or 1
-    wanted = (count or STEPS) * size
-    if dataset is None:
+    size = request.batch_size or 1
+    wanted = (request.count or STEPS) * size
+    if request.dataset is None:
         setting = RowSetting(rows=wanted, per_message=size)
         rows, labels = setting.truth(seed)
         what, public = "made-up rows", None
     else:
-        data = load_dataset(dataset, data_dir, label=label)
+        data = load_dataset(request.dataset, request.data_dir, label=request.label)
         encoding = row_encoding(data.columns)
         if data.vectors is None or encoding is None:
-            from fedpriv.audit.fitting import unfit
-
             raise unfit(data.name, "images" if data.texts is None else "texts")
         if wanted > len(data.test_labels):
-            raise UsageError(f"{wanted} rows are wanted, and {dataset} has {len(data.test_labels)} test rows")
+            raise UsageError(f"{wanted} rows are wanted, and {request.dataset} has {len(data.test_labels)} test rows")
         chosen = torch.randperm(len(data.test_labels), generator=torch.Generator().manual_seed(seed))[:wanted]
         rows, labels, task = data.vectors[1][chosen], data.test_labels[chosen], task_of(len(data.classes), data.target)
         setting = RowSetting(encoding, task.outputs, numbers=data.target is not None, rows=wanted, per_message=size)

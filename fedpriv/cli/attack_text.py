@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpriv.cli.controls import held_to, progress, tell_controls, wide_console, with_options
+from fedpriv.cli.attack_request import Request, tell_replay
+from fedpriv.cli.common import console
+from fedpriv.cli.controls import held_to, progress, tell_controls, with_options
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ OTHERS = (5, 1)
 """The same for attacks of plug-ins."""
 
 
-def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str | None, **chosen: Any) -> dict[str, Any]:
-    """Run the text attack ``name`` on the target that the options name.
+def attack_text(request: Request) -> dict[str, Any]:
+    """Run an attack on texts: behind a message of a run, or behind single steps.
 
     Raises:
         UsageError: an option does not apply, or the run or the data set has no texts.
@@ -37,14 +38,13 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
     from fedpriv.attacks.text.controls import text_controls
     from fedpriv.audit.text import figures
 
-    out = wide_console()
-    target, played = _target(name, seed, run_name, **chosen), None
-    if (attack := with_options(text_attack(name), name, options)).is_malicious():
-        assert run_name is not None, "fedpriv attack asks for a run"
-        target, played = _altered(attack, target, run_name, seed, chosen)
-        out.print(f"altered: {', '.join(played.altered)}", soft_wrap=True)
-        out.print(played.sentence, soft_wrap=True)
-    tried, guess = _attackers(name, options, target), figures.guess(target, seed)
+    name, seed, out = request.name, request.seed, console(width=120)
+    target, played = _target(request), None
+    attack = with_options(text_attack(name), name, request.options)
+    if request.malicious:
+        target, played = _altered(attack, target, request)
+    malice = tell_replay(played, out)
+    tried, guess = _attackers(attack, target), figures.guess(target, seed)
     baseline, attempts, rows = figures.score_figures(guess), [], []
     with progress(1 + len(tried)) as begin:
         begin(f"controls of {name}")
@@ -64,7 +64,6 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
             attempts.append(attempt)
             rows.append(_row(attempt, scores, status))
     out.print(figures.text_table(attempts, guess, target))
-    malice = {} if played is None else {"threat": "malicious", "altered": list(played.altered), "refused": played.refusal}
     return {
         "attack": name,
         **malice,
@@ -98,70 +97,46 @@ def _with_shares(scores: TextScoreMeans | PartialLeakage) -> dict[str, Any]:
     return asdict(scores) | {name: asdict(rate) | {"share": rate.share} for name, rate in rates.items()}
 
 
-def _attackers(name: str, options: Mapping[str, Any], target: TextTarget) -> list[Attacker[TextAttack]]:
+def _attackers(attack: TextAttack, target: TextTarget) -> list[Attacker[TextAttack]]:
     """The attack itself and, where a hidden head matters, also one that knows the initial head."""
-    from fedpriv.attacks.attack import text_attack
     from fedpriv.attacks.core.observation import ThreatModel
     from fedpriv.attacks.lab.trial import Attacker
 
-    attack = with_options(text_attack(name), name, options)
     own = ThreatModel(download="altered") if attack.is_malicious() else ThreatModel()
     known = [ThreatModel(top="initial")] if target.hidden and attack.finds_order else []
     return [Attacker(attack, threat) for threat in (own, *known)]
 
 
-def _altered(
-    attack: TextAttack, honest: TextTarget, run_name: str, seed: int, chosen: Mapping[str, Any]
-) -> tuple[TextTarget, Replay]:
+def _altered(attack: TextAttack, honest: TextTarget, request: Request) -> tuple[TextTarget, Replay]:
     """What a client of the run sends after an altered download."""
     from fedpriv.audit.record.malicious import replay
-    from fedpriv.audit.record.sums import record_of
     from fedpriv.audit.text import target as text_target
-    from fedpriv.tracking import find_run
 
-    record = record_of(find_run(run_name, chosen["runs_dir"]))
     if honest.beside:
-        raise UsageError(
-            f"{attack.name} is for nets on texts alone; that of {run_name} also takes {honest.beside} with each text"
-        )
-    round_, client = record.messages(chosen["round_"], chosen["client"])[0]
-    played = replay(record, round_, client, attack, honest.public, seed)
+        what = f"that of {request.run} also takes {honest.beside} with each text"
+        raise UsageError(f"{attack.name} is for nets on texts alone; {what}")
+    record, round, client = request.message()
+    played = replay(record, round, client, attack, honest.public, request.seed)
     title = f"{honest.title}; download altered by {attack.name}"
     return text_target.of_messages(record, title, [played.message], honest.ids, honest.labels), played
 
 
-def _target(
-    name: str,
-    seed: int,
-    run_name: str | None,
-    round_: int | None,
-    client: int | None,
-    images: Path | None,
-    dataset: str | None,
-    data_dir: Path | None,
-    label: str | None,
-    runs_dir: Path,
-    **of_steps: Any,
-) -> TextTarget:
+def _target(request: Request) -> TextTarget:
     from fedpriv.audit.text import target as text_target
 
-    if images is not None:
-        raise UsageError(f"{name} is an attack on texts; --images is for attacks on images")
-    if run_name is not None:
-        from fedpriv.audit.record.sums import record_of
-        from fedpriv.tracking import find_run
-
-        record = record_of(find_run(run_name, runs_dir))
-        return text_target.message(record, *record.messages(round_, client)[0])
-    count, size = USUAL.get(name, OTHERS)
+    if request.run is not None:
+        return text_target.message(*request.message())
+    count, size = USUAL.get(request.name, OTHERS)
     steps = text_target.Steps(
-        count=of_steps["count"] or count,
-        size=of_steps["batch_size"] or size,
-        encoder=of_steps["encoder"],
-        tune=of_steps["tune"] or "full",
-        mask_embeddings=of_steps["mask_embeddings"],
-        masked=of_steps["mask_layers"] or 0,
-        noise=of_steps["noise"] or 0.0,
-        seed=seed,
+        count=request.count or count,
+        size=request.batch_size or size,
+        encoder=request.encoder,
+        tune=request.tune or "full",
+        mask_embeddings=request.mask_embeddings,
+        masked=request.mask_layers or 0,
+        noise=request.noise or 0.0,
+        seed=request.seed,
     )
-    return text_target.made_up(steps) if dataset is None else text_target.samples(dataset, data_dir, steps, label)
+    if request.dataset is None:
+        return text_target.made_up(steps)
+    return text_target.samples(request.dataset, request.data_dir, steps, request.label)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedpriv.cli import main
-from fedpriv.cli.common import STORE, command, console, loading, run_folders, send
+from fedpriv.cli.common import RUNS_DIR, STORE, command, console, loading, run_folders, send
 from fedpriv.cli.terminal import FilePath, styled
 from fedpriv.untrusted.addresses import hide_secrets
 
@@ -35,23 +35,23 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     return seconds
 
 
+def extent_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say how much an audit attacks."""
+    for name, default, text in (
+        ("singles", 24, "Most single-image clients for attacks that optimise, in the first and the last round attacked; 0 of 72 "
+                        "recovered bounds the rate at 5 %, 0 of 24 at 14 %."),
+        ("membership-shadows", 32, "Shadow models per client of the last kept round, an even number of at least 4; at most 8 of "
+                                   "earlier ones; 0: no such inference."),
+        ("label-shadows", 60, "Shadow clients for inferring label sets; 0: none."),
+        ("messages", 3, "Number of messages to attack in each run."),
+    ):  # fmt: skip
+        function = click.option(f"--{name}", default=default, show_default=True, help=text)(function)
+    return function
+
+
 @command(main, "audit")
 @click.argument("runs", metavar="RUN [RUN…]", nargs=-1, required=True)
-@click.option("--messages", default=3, show_default=True, help="Number of messages to attack in each run.")
-@click.option("--label-shadows", default=60, show_default=True, help="Shadow clients for inferring label sets; 0: none.")
-@click.option(
-    "--membership-shadows",
-    default=32,
-    show_default=True,
-    help="Shadow models per client of the last kept round, an even number; at most 8 of earlier ones; 0: no such inference.",
-)
-@click.option(
-    "--singles",
-    default=24,
-    show_default=True,
-    help="Most single-image clients for attacks that optimise, in the first and the last round attacked; 0 of 72 recovered "
-    "bounds the rate at 5 %, 0 of 24 at 14 %.",
-)
+@extent_options
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the attacks.")
 @click.option("--workers", type=click.IntRange(1), help="Worker processes. Default: one for each core.")
 @click.option(
@@ -81,7 +81,7 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     "torch.export, such as the record's net.pt2, which can run any code of its writer: load none that you do not trust.",
 )
 @STORE
-@click.option("--runs-dir", type=FilePath(), default=Path("runs"), show_default=True, help="Folder of the runs.")
+@RUNS_DIR
 def audit(
     runs: tuple[str, ...],
     workers: int | None,
@@ -109,7 +109,7 @@ def audit(
     from fedpriv.audit.conditions import conditions
     from fedpriv.audit.public import audit_folders
     from fedpriv.audit.run_audit import AuditOptions
-    from fedpriv.audit.sentences import audited, thoroughness
+    from fedpriv.audit.sentences.overview import audited, thoroughness
     from fedpriv.errors import ConditionMet
     from fedpriv.processes import usable_cores
     from fedpriv.recorder.reader import is_record

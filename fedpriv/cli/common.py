@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import json
 import os
 import shlex
@@ -85,6 +86,10 @@ def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callabl
     return register
 
 
+RUNS_DIR = click.option(
+    "--runs-dir", type=FilePath(), default=Path("runs"), show_default=True, help="Folder that holds the run folders."
+)
+DATA_DIR = click.option("--data-dir", type=FilePath(), help="Folder with <name>/{train,test}.parquet (or set FEDPRIV_DATA).")
 STORE = click.option("--tracking-uri", help="MLflow store for the result. Required if the run names a store other than yours.")
 
 
@@ -145,14 +150,31 @@ def _is_store(path: Path) -> bool:
 
 
 def loading() -> None:
-    """Say that PyTorch is loaded next, which takes seconds, where it is not there yet."""
+    """Load PyTorch, and say so before, as it takes seconds; unless it is there.
+
+    The garbage collector is off meanwhile, and never looks at the objects of PyTorch's modules, which are a million.
+    """
     if "torch" not in sys.modules:
         say("loading PyTorch", err=True)
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            import torch  # noqa: F401
+        finally:
+            gc.freeze()
+            if collects:
+                gc.enable()
 
 
-def console() -> Console:
-    """The console for human-readable output: standard output, or standard error with ``--json``."""
+def console(width: int | None = None) -> Console:
+    """The console for human-readable output: standard output, or standard error with ``--json``.
+
+    Args:
+        width: in characters, if the output is a file; ``None``: rich's default.
+    """
     console: Console = terminal(err=bool(click.get_current_context().meta.get("fedpriv.json")))
+    if width is not None and not console.is_terminal:
+        console.width = width
     return console
 
 

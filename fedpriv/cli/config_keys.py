@@ -50,7 +50,12 @@ def keys(within: str | None = None) -> list[Key]:
         UnknownName: there is neither such a key nor such a section; the nearest is named.
         UsageError: it is an option of a method, an objective or an aggregation.
     """
-    every = [_key(name, section, field) for name, section in sections_of(RunConfig) for field in _fields(section)]
+    every = [
+        _key(prefix, section, name)
+        for prefix, section in sections_of(RunConfig)
+        for name in section.model_fields
+        if inner_section(section, name) is None
+    ]
     if within is None:
         return every
     matching = [key for key in every if key.name == within or key.name.startswith(f"{within}.")]
@@ -60,10 +65,6 @@ def keys(within: str | None = None) -> list[Key]:
     if first in RunConfig.model_fields and "." in within and inner_section(RunConfig, first) is None:
         raise UsageError(f"{within}: `fedpriv methods` lists the options of each {first}")
     raise UnknownName("key in config", within, [key.name for key in every])
-
-
-def _fields(section: type[BaseModel]) -> list[str]:
-    return [name for name in section.model_fields if inner_section(section, name) is None]
 
 
 def _key(prefix: str, section: type[BaseModel], name: str) -> Key:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fedpriv.cli.common import console
 from fedpriv.cli.terminal import say, terminal
 from fedpriv.cli.terminal import shown as shown_text
 from fedpriv.errors import FedprivError, UsageError
@@ -22,19 +21,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-WIDTH = 120
 PULSE = 4.0
 """Seconds between two looks at what is being done, on a terminal, whose line they replace."""
 PULSE_IN_A_FILE = 60.0
 """Seconds between two lines on what is being done, where the output is no terminal."""
-
-
-def wide_console() -> Console:
-    """As :func:`fedpriv.cli.common.console`, but wide where the output is a file."""
-    out = console()
-    if not out.is_terminal:
-        out.width = WIDTH
-    return out
 
 
 def with_options(kind: type[T], name: str, options: Mapping[str, Any]) -> T:
@@ -58,9 +48,9 @@ def with_options(kind: type[T], name: str, options: Mapping[str, Any]) -> T:
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
     """A block that reports ``total`` steps of work on standard error, each as it begins: a bar on a terminal, lines elsewhere,
-    nothing with ``--json``. Further ones count as the last. During a step it says every :data:`PULSE` (elsewhere than on a
-    terminal, :data:`PULSE_IN_A_FILE`) seconds how far the attack is (:mod:`fedpriv.attacks.core.doing`). It says no time left:
-    an attack that optimises takes a hundred times as long as the steps before it, so that their pace says nothing."""
+    nothing with ``--json``. Further steps count as the last. During a step it says every :data:`PULSE` seconds (in a file,
+    :data:`PULSE_IN_A_FILE`) how far the attack is (:mod:`fedpriv.attacks.core.doing`). No time left is shown: an attack that
+    optimises takes a hundred times as long as the steps before it."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     if click.get_current_context().meta.get("fedpriv.json"):

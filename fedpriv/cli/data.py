@@ -11,7 +11,7 @@ from fedpriv.cli import main
 from fedpriv.cli.common import command, console, png
 from fedpriv.cli.listing import Rows, listed
 from fedpriv.cli.options import config_from, config_options
-from fedpriv.cli.terminal import FilePath, shown, styled
+from fedpriv.cli.terminal import FilePath, ruled_table, shown, styled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,14 +36,9 @@ def list_() -> dict[str, Any]:
     \b
     Example: fedpriv data list
     """
-    from rich import box
-    from rich.table import Table
-
     rows = listed("data list", compute=_all)
     for title in ("data set", "partition"):
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column(title, no_wrap=True)
-        table.add_column("what it is")
+        table = ruled_table(title, "what it is")
         for row in rows[f"{title.replace(' ', '')}s"]:
             table.add_row(row["name"], row["about"])
         console().print(table)
@@ -87,9 +82,9 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
 
     from fedpriv.config import filled
     from fedpriv.data.partitions.partition import make_partition
-    from fedpriv.data.partitions.picture import draw_partition
     from fedpriv.data.sources import open_data
     from fedpriv.data.user_data.owners import GIVEN, owners_of, with_clients
+    from fedpriv.plots.partition import draw_partition
     from fedpriv.simulation.setup import resolve
 
     # Participation does not affect the partition, so the file's share need not suit --clients.
@@ -180,10 +175,7 @@ def _spread(values: NDArray[np.int64]) -> str:
 
 def _table(counts: NDArray[np.int64], tests: NDArray[np.int64], classes: tuple[str, ...], clients: list[str], width: int) -> Any:
     """Counts per client and class; where the classes' names do not fit the width, each client's largest ones."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = ruled_table(padding=(0, 1, 0, 0))
     classes, clients = tuple(map(shown, classes)), list(map(shown, clients[:_CLIENTS_SHOWN]))
     needed = sum(max(4, len(name)) + 1 for name in classes) + max(6, *map(len, clients)) + 3 * 6
     few = len(classes) <= _CLASSES_SHOWN and needed <= width

@@ -7,7 +7,7 @@ from typing import Any
 from fedpriv.cli import main
 from fedpriv.cli.common import command, console, described_options
 from fedpriv.cli.listing import Rows, listed
-from fedpriv.cli.terminal import styled
+from fedpriv.cli.terminal import ruled_table, styled
 
 
 @command(main, "defenses")
@@ -20,13 +20,8 @@ def defenses() -> dict[str, Any]:
     Example: fedpriv defenses
              fedpriv train --mask-layers 2 --defense clip:norm=1 --defense gaussian --variance 1e-4
     """
-    from rich import box
-    from rich.table import Table
-
     rows = listed("defenses", compute=_all)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("name", "what it does", "options (default)"):
-        table.add_column(column, overflow="fold")
+    table = ruled_table("name", "what it does", "options (default)")
     for row in rows["defenses"]:
         table.add_row(row["name"], row["about"], _options(row["options"]))
     console().print(table)

@@ -98,7 +98,7 @@ def server(folder: Path, log_format: LogFormat, metrics_port: int | None) -> Non
     from fedpriv.deploy.operation.database import Tended
     from fedpriv.deploy.operation.journal import note
     from fedpriv.deploy.operation.measuring import of_server
-    from fedpriv.deploy.operation.metrics import Health, memory
+    from fedpriv.deploy.operation.metrics import memory
     from fedpriv.errors import FedprivError
 
     paths = DeploymentPaths.open(folder)
@@ -114,14 +114,16 @@ def server(folder: Path, log_format: LogFormat, metrics_port: int | None) -> Non
             except FedprivError:  # it is started again
                 return []
 
-        def check() -> Health:
+        def problem() -> str | None:
             try:
                 link_of(paths)
             except FedprivError as error:
-                return Health(str(error))
-            return Health(supervisor.problem())
+                return str(error)
+            return supervisor.problem()
 
-        with _measured(metrics_port, lambda: (*of_server(paths.runs, paths.counters, nodes), *memory(supervisor.pids())), check):
+        with _measured(
+            metrics_port, lambda: (*of_server(paths.runs, paths.counters, nodes), *memory(supervisor.pids())), problem
+        ):
             supervisor.watch(tend=Tended(paths.database, lambda: Request.idle(paths.requests)))
 
 
@@ -141,7 +143,7 @@ def client(file: Path, log_format: LogFormat, metrics_port: int | None) -> None:
     from fedpriv.deploy.flower import machines
     from fedpriv.deploy.flower.paths import read_client
     from fedpriv.deploy.operation.measuring import of_counters
-    from fedpriv.deploy.operation.metrics import Health, memory
+    from fedpriv.deploy.operation.metrics import memory
 
     settings = read_client(file)
     _warn_of_readable(settings.key)
@@ -150,10 +152,7 @@ def client(file: Path, log_format: LogFormat, metrics_port: int | None) -> None:
         say(f"client of {file}; it writes {supervisor.log}", err=True)
         counters = settings.folder / machines.COUNTERS
 
-        def check() -> Health:
-            return Health(supervisor.problem())
-
-        with _measured(metrics_port, lambda: (*of_counters(counters), *memory(supervisor.pids())), check):
+        with _measured(metrics_port, lambda: (*of_counters(counters), *memory(supervisor.pids())), supervisor.problem):
             supervisor.watch()
 
 
@@ -165,14 +164,14 @@ def require_flower() -> None:
 
 
 @contextmanager
-def _measured(port: int | None, measure: Any, check: Any) -> Iterator[None]:
+def _measured(port: int | None, measure: Any, problem: Any) -> Iterator[None]:
     """A block in which a port answers ``/health`` and ``/metrics``; ``None``: no port does."""
     from fedpriv.deploy.operation.metrics import served
 
     if port is None:
         yield
         return
-    with served(port, measure, check):
+    with served(port, measure, problem):
         say(f"http://127.0.0.1:{port}/metrics and /health", err=True)
         yield
 

@@ -14,6 +14,7 @@ from fedpriv.cli.common import command, console
 from fedpriv.cli.deploy import DIR, deploy, link_of, require_flower
 from fedpriv.cli.options import config_from, config_options
 from fedpriv.cli.terminal import FilePath, say
+from fedpriv.untrusted.names import first_few
 
 _SHOWN = 5
 
@@ -91,7 +92,8 @@ def run(
                 f"data.clients {config.data.clients}: the deployment has numbered {clients} (`fedpriv deploy add-client`)"
             )
         config = config.model_copy(update={"data": config.data.model_copy(update={"clients": clients})})
-    run_dir = (config.run_dir or paths.runs / default_name(config)).absolute()
+    names_data = "name" in config.data.model_fields_set  # else the clients' own, or the default
+    run_dir = (config.run_dir or paths.runs / default_name(config, names_data)).absolute()
     RunFolder(run_dir).check_new()  # before any client is asked
     if run_dir.resolve().parent != paths.runs.resolve():
         raise UsageError(f"--run-dir {config.run_dir}: the runs of a deployment must be in {paths.runs}, for `deploy resume`")
@@ -188,7 +190,7 @@ def _follow(paths: Any, link: Any, request: Any, detach: bool) -> dict[str, Any]
     import os
     import time
 
-    from fedpriv.cli.report import is_scored, ranked
+    from fedpriv.cli.summary import is_scored, ranked
     from fedpriv.deploy.server_run import DECLARED
     from fedpriv.errors import FedprivError
     from fedpriv.storage.run_folder import RunFolder
@@ -240,7 +242,7 @@ def _show_absent(link: Any, paths: Any) -> None:
     away = [node.name for node in nodes if node.status != "online"]
     if away:
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + JOIN))
-        names = ", ".join(away[:_SHOWN]) + (", ..." if len(away) > _SHOWN else "")
+        names = first_few(away, _SHOWN)
         say(
             f"waiting for {len(away)} of {len(nodes)} clients to connect, until {until} ({JOIN:g} s): {names}; "
             f"`fedpriv deploy status {paths.path}` shows them",
@@ -252,7 +254,7 @@ def _show_rounds(run_dir: Path) -> Callable[[dict[str, Any]], None]:
     """Shows the rounds of a run, with the score that it is ranked by."""
     from functools import cache
 
-    from fedpriv.cli.report import plain
+    from fedpriv.cli.summary import plain
     from fedpriv.scores.catalogue import ACCURACY, Score, score_named
     from fedpriv.storage.run_folder import RunFolder
 

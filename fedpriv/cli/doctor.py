@@ -17,7 +17,7 @@ from fedpriv.cli.terminal import styled
 from fedpriv.errors import extra
 
 _SHOWN = ("torch", "torchvision", "opacus", "transformers", "scipy", "mlflow", "click")
-"""Packages of which the version decides numbers, or is asked for first in a report of a fault."""
+"""Packages whose version may change numbers, or is asked for first in a report of a fault."""
 
 
 class Line(NamedTuple):
@@ -37,7 +37,7 @@ def doctor() -> dict[str, Any]:
     """
     from rich.table import Table
 
-    lines = [*_machine(), *_packages(), *_extras(), *_folders()]
+    lines = [*_machine(), *(Line(name, version(name)) for name in _SHOWN), *_extras(), *_folders()]
     table = Table(box=None, show_header=False, pad_edge=False)
     for line in lines:
         value = (line.value, "yellow") if line.missing else line.value
@@ -57,11 +57,6 @@ def _machine() -> Iterator[Line]:
     devices = [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
     devices += ["mps"] if torch.backends.mps.is_available() else []
     yield Line("devices", ", ".join(["cpu", *devices]) + "  (--device)")
-
-
-def _packages() -> Iterator[Line]:
-    for name in _SHOWN:
-        yield Line(name, version(name))
 
 
 def _extras() -> Iterator[Line]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedpriv.cli import main
-from fedpriv.cli.common import command, console, loading
+from fedpriv.cli.common import DATA_DIR, command, console, loading
 from fedpriv.cli.terminal import FilePath
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ _ONLY = click.option("--only", "labels", multiple=True, metavar="LABEL", help="O
 _SEEDS = click.option(
     "--seed", "--seeds", "seeds", multiple=True, type=int, metavar="SEED", help="Only runs with this seed; repeatable."
 )
-_DATA_DIR = click.option("--data-dir", type=_PATH, help="Folder with <name>/{train,test}.parquet (or set FEDPRIV_DATA).")
 _RUNS_DIR = click.option(
     "--runs-dir", type=_PATH, default=Path("runs"), show_default=True, help="Folder whose experiments/ holds the run folders."
 )
@@ -50,7 +49,7 @@ def experiment() -> None:
 )
 @_ONLY
 @_SEEDS
-@_DATA_DIR
+@DATA_DIR
 @_RUNS_DIR
 @click.option("--allow-dirty", is_flag=True, help="Run with uncommitted changes in the git checkout.")
 def run(
@@ -116,7 +115,7 @@ def _count(outcomes: Sequence[Outcome | CellOutcome]) -> str:
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes at a time.")
 @_ONLY
 @_SEEDS
-@_DATA_DIR
+@DATA_DIR
 @_RUNS_DIR
 def reproduce(
     path: Path,
@@ -157,7 +156,7 @@ def reproduce(
 @click.option("--measure", is_flag=True, help="Where no run with a label is done, train four rounds to know what one costs.")
 @_ONLY
 @_SEEDS
-@_DATA_DIR
+@DATA_DIR
 @_RUNS_DIR
 def plan(
     path: Path, measure: bool, labels: tuple[str, ...], seeds: tuple[int, ...], data_dir: Path | None, runs_dir: Path

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from fedpriv.cli import main
+from fedpriv.cli.audit import extent_options
 from fedpriv.cli.common import command, console, loading
 from fedpriv.cli.terminal import FilePath
 
@@ -33,15 +34,7 @@ from fedpriv.cli.terminal import FilePath
     "--output", type=FilePath(file_okay=False), default=Path("frontier"), show_default=True, help="Folder of all files."
 )
 @click.option("--jobs", type=click.IntRange(1), help="Processes at a time. Default: one for each core.")
-@click.option("--messages", default=3, show_default=True, help="Messages to attack in each run, as in `fedpriv audit`.")
-@click.option("--label-shadows", default=60, show_default=True, help="Shadow clients for inferring label sets; 0: none.")
-@click.option(
-    "--membership-shadows",
-    default=32,
-    show_default=True,
-    help="Shadow models for membership inference: even, at least 4; 0: none.",
-)
-@click.option("--singles", default=24, show_default=True, help="Most single-image clients for attacks that optimise.")
+@extent_options
 def frontier(
     config_file: Path | None,
     assignments: tuple[str, ...],
@@ -68,7 +61,8 @@ def frontier(
     from fedpriv.audit.run_audit import AuditOptions
     from fedpriv.config import RunConfig, lay_over, parse, parse_assignment, read_yaml
     from fedpriv.frontier.grid import Defence
-    from fedpriv.frontier.run import Plan, frontier
+    from fedpriv.frontier.plan import Plan
+    from fedpriv.frontier.run import frontier
     from fedpriv.frontier.show import answer
     from fedpriv.plugins import load_plugins
     from fedpriv.processes import usable_cores

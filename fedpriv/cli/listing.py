@@ -49,7 +49,7 @@ def listed(command: str, *facts: object, compute: Callable[[], Rows]) -> Rows:
 
 
 def check_name(command: str, kind: str, name: str | None) -> None:
-    """Refuse a name that the kept listing does not have; without one, the name is checked later, when PyTorch is there.
+    """Refuse a name that the kept listing lacks. Without a kept listing, names are checked later, once PyTorch is loaded.
 
     Raises:
         UnknownName: with the nearest name.

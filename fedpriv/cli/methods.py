@@ -1,4 +1,4 @@
-"""``fedpriv methods``: the methods, their halves, and their options."""
+"""``fedpriv methods``: the methods, their client and server parts, and their options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @command(main, "methods")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 def methods(names: tuple[str, ...]) -> dict[str, Any]:
-    """List the methods, their halves and their options.
+    """List the methods, their client and server parts, and their options.
 
     Shows the roles that each method shares, what stays on the client, what is sent besides the model, and the options with
     defaults and sources. NAMEs restrict the list, and show the options of objectives and aggregations, too. An objective (what
@@ -40,7 +40,7 @@ def methods(names: tuple[str, ...]) -> dict[str, Any]:
     shown = {kind: [row for row in group if not names or row["name"] in names] for kind, group in rows.items()}
     for kind, group in shown.items():
         _print(kind, group, options=bool(names) or kind == "methods")
-    hint = "Set with --set method.OPTION=VALUE; of another half: objective.OPTION, aggregation.OPTION."
+    hint = "Set with --set method.OPTION=VALUE; of another part: objective.OPTION, aggregation.OPTION."
     console().print(styled((hint, "dim")))
     return shown
 
@@ -52,8 +52,8 @@ def _all() -> Rows:
 
     return {
         "methods": [_method(method) for method in all_methods().values()],
-        "objectives": [_half(half) for half in objectives().values()],
-        "aggregations": [_half(half) for half in aggregations().values()],
+        "objectives": [_part(part) for part in objectives().values()],
+        "aggregations": [_part(part) for part in aggregations().values()],
     }
 
 
@@ -76,23 +76,23 @@ def _method(method: type[Method]) -> dict[str, Any]:
         "objective": method.objective_class.name,
         "aggregation": method.aggregation_class.name if method.shared else None,
         "shares": [role for role in ROLES if role in shared],
-        "keeps": [*stays, *_words(half.keeps for half in parts)],
-        "sends_besides": _words(half.sends for half in parts),
+        "keeps": [*stays, *_words(part.keeps for part in parts)],
+        "sends_besides": _words(part.sends for part in parts),
         "broadcasts_initial_model": method.round_zero,
         "suggests": {**method.aggregation_class.suggests, **method.objective_class.suggests, **method.suggests},
         "options": described_options(options_of(method)),
     }
 
 
-def _half(half: type[Part]) -> dict[str, Any]:
+def _part(part: type[Part]) -> dict[str, Any]:
     return {
-        "name": half.name,
-        "title": half.title,
-        "paper": half.paper,
-        "keeps": _words([half.keeps]),
-        "sends_besides": _words([half.sends]),
-        "suggests": dict(half.suggests),
-        "options": described_options(half.Params),
+        "name": part.name,
+        "title": part.title,
+        "paper": part.paper,
+        "keeps": _words([part.keeps]),
+        "sends_besides": _words([part.sends]),
+        "suggests": dict(part.suggests),
+        "options": described_options(part.Params),
     }
 
 
@@ -113,7 +113,7 @@ def _print(kind: str, rows: Sequence[dict[str, Any]], options: bool) -> None:
         facts.add_column(no_wrap=True, style="dim")
         facts.add_column(overflow="fold")
         if "objective" in row and row["aggregation"]:
-            facts.add_row("halves", f"objective {row['objective']}, aggregation {row['aggregation']}")
+            facts.add_row("parts", f"objective {row['objective']}, aggregation {row['aggregation']}")
         if "shares" in row:
             facts.add_row("shares", ", ".join(row["shares"]) or "nothing")
         for key, label in (("keeps", "client keeps"), ("sends_besides", "also sends")):

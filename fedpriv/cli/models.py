@@ -10,7 +10,7 @@ import click
 from fedpriv.cli import main
 from fedpriv.cli.common import command, console
 from fedpriv.cli.listing import Rows, listed
-from fedpriv.cli.terminal import styled
+from fedpriv.cli.terminal import ruled_table, styled
 from fedpriv.untrusted.names import shape_text
 
 _OF_TEXTS = (
@@ -42,12 +42,9 @@ def models(projection: int | None) -> dict[str, Any]:
     \b
     Example: fedpriv models --json
     """
-    from rich import box
-    from rich.table import Table
-
     rows = listed("models", projection, compute=partial(_all, projection))
     shown = [role for role in rows["models"][0]["parameters"] if any(row["parameters"][role] for row in rows["models"])]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption="parameters, and MB (10^6 bytes) in float32 with buffers")
+    table = ruled_table(caption="parameters, and MB (10^6 bytes) in float32 with buffers")
     for column in ("net", "input, classes"):
         table.add_column(column, no_wrap=True)
     for column in shown:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedpriv.cli.common import loading
 from fedpriv.cli.terminal import FilePath, WorkersParam
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ _RUN_FLAGS: dict[str, tuple[Any, str]] = {
     "clip": (float, "Bound on a client's change (--dp client) or a sample's gradient (--dp sample)."),
     "delta": (float, "Delta of --dp."),
     "target-epsilon": (float, "Epsilon that the whole run may spend; the noise is computed for it."),
-    "canaries": (int, "Number of canaries to plant, half of which are used, to measure the epsilon of --dp."),
+    "canaries": (int, "Number of canaries to plant, to measure the epsilon of --dp; half of them are used."),
     "secure-aggregation": (
         bool,
         "The server learns only the sum of a round's uploads (pairwise masks that cancel; at least three clients).",
@@ -70,9 +71,9 @@ _RUN_FLAGS: dict[str, tuple[Any, str]] = {
     "tracking": (str, "Where records are copied: mlflow (default), tensorboard, or a plug-in's name."),
     "tracking-uri": (str, "MLflow tracking URI; 'none' for no tracking. Default: SQLite beside the runs."),
     "run-dir": (Path, "Folder of this run. Default: runs/<date>-<method>-<data>-s<seed>."),
-    "title": (str, "Title of the run, for the audit's page and for MLflow."),
-    "owner": (str, "Who answers for the run, for the same."),
-    "data-description": (str, "What the data are, for a reader who does not know them; for the same."),
+    "title": (str, "Title of the run, on the audit's page and in MLflow."),
+    "owner": (str, "Who answers for the run; shown as the title is."),
+    "data-description": (str, "What the data are, for a reader who does not know them; shown as the title is."),
 }
 
 Command = Callable[..., Any]
@@ -116,7 +117,7 @@ def config_from(config_file: Path | None, assignments: tuple[str, ...], flags: d
     assigned = dict(parse_assignment(text) for text in assignments)
     replaced = SHORTHANDS if "wire.transforms" in assigned else ()
     keys = {name: value for name, value in flags.items() if value is not None and name not in replaced}
-    config = config_of(config_file, keys | assigned, here)
+    config = config_of(config_file, keys | assigned, here, loading)
     given = click.get_current_context().meta.get("fedpriv.plugins", ())
     return config.model_copy(update={"plugins": tuple(dict.fromkeys((*config.plugins, *given)))})
 

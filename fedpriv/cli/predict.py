@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedpriv.cli import main
-from fedpriv.cli.common import command, console, loading
+from fedpriv.cli.common import RUNS_DIR, command, console, loading
 from fedpriv.cli.terminal import FilePath, say
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ _CLIENT = click.option(
     help="Number of a client, or its name where clients come with the data: the client's own model. Default: the server's.",
 )
 _BEST = click.option("--best", is_flag=True, help="The model of the best round on validation data. Default: of the last round.")
-_RUNS_DIR = click.option("--runs-dir", type=FilePath(), default=Path("runs"), show_default=True, help="Folder of the runs.")
 
 
 def _table(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
@@ -51,7 +50,7 @@ def _table(_context: click.Context, _parameter: click.Parameter, path: Path | No
 @_CLIENT
 @_BEST
 @click.option("--keep", multiple=True, metavar="COLUMN", help="Column of FILE to copy into the output; repeatable.")
-@_RUNS_DIR
+@RUNS_DIR
 def predict(
     run_name: str, file: Path, output: Path | None, client: str | None, best: bool, keep: tuple[str, ...], runs_dir: Path
 ) -> dict[str, Any]:
@@ -98,7 +97,7 @@ def predict(
 )
 @_CLIENT
 @_BEST
-@_RUNS_DIR
+@RUNS_DIR
 def export(run_name: str, output: Path, format_: Any, client: str | None, best: bool, runs_dir: Path) -> dict[str, Any]:
     """Write a run's final model for other programs.
 

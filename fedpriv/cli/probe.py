@@ -8,16 +8,13 @@ from typing import Any
 import click
 
 from fedpriv.cli import main
-from fedpriv.cli.common import STORE, command, console, send
-from fedpriv.cli.terminal import FilePath
-
-_PATH = FilePath()
+from fedpriv.cli.common import DATA_DIR, RUNS_DIR, STORE, command, console, send
 
 
 @command(main, "probe")
 @click.argument("run_name", metavar="RUN")
 @click.option("--dataset", help="Data set to probe on; default: the run's own training and test data.")
-@click.option("--data-dir", type=_PATH, help="Folder with <name>/{train,test}.parquet (or set FEDPRIV_DATA).")
+@DATA_DIR
 @click.option(
     "--fraction", "fractions", type=float, multiple=True, help="Share of the training labels; repeatable. [default: 1, 0.1, 0.01]"
 )
@@ -32,7 +29,7 @@ _PATH = FilePath()
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the classifier and its batches.")
 @click.option("--device", help="torch device; default: the run's.")
 @STORE
-@click.option("--runs-dir", type=_PATH, default=Path("runs"), show_default=True, help="Folder of the runs.")
+@RUNS_DIR
 def probe(
     run_name: str,
     dataset: str | None,

@@ -61,14 +61,12 @@ def sweep(
     from fedpriv.api.groups import as_row
     from fedpriv.api.sweeping import chosen_on, play
 
-    out = console()
+    out = console(width=160)
     try:
         result = play(grid, runs_dir, jobs, lambda text: out.print(text, soft_wrap=True))
     except KeyboardInterrupt:
         say("fedpriv: the same command goes on", err=True)
         raise
-    if not out.is_terminal:
-        out.width = 160  # for a file, which has no width
     out.print(table(result.groups))
     for name, why in result.left_out.items():
         out.print(f"{name} has no result, so its values are not ranked: {why}", soft_wrap=True)

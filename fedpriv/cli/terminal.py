@@ -1,4 +1,4 @@
-"""What commands print: text is text. No markup in a name is followed, no escape sequence gets through, no secret is shown."""
+"""Printing, for all commands: markup in a name is not followed, no escape sequence gets through, and no secret is shown."""
 
 from __future__ import annotations
 
@@ -58,6 +58,21 @@ def styled(*parts: str | tuple[str, str]) -> Any:
     return Text.assemble(*(shown(part) if isinstance(part, str) else (shown(part[0]), part[1]) for part in parts))
 
 
+def ruled_table(*columns: str, title: str | None = None, **how: Any) -> Any:
+    """An empty rich table with a line below its head; long cells are folded.
+
+    Args:
+        how: further arguments of :class:`rich.table.Table`.
+    """
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, **how)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
 class SafeGroup(click.Group):
     """A group of commands whose usage errors, which repeat what was typed, are printed like all else; ``--json`` holds."""
 
@@ -89,7 +104,7 @@ def _safe(error: click.ClickException, given: list[str]) -> click.ClickException
     """The error as it may be printed.
 
     Args:
-        given: the command line, of which click has not read ``--json`` where another option is wrong.
+        given: the command line; where another option is wrong, click may not have read ``--json`` yet.
     """
     if not isinstance(error, click.UsageError) or isinstance(error, click.exceptions.NoArgsIsHelpError):
         return error

@@ -11,21 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedpriv.cli import main
-from fedpriv.cli.common import command, console, loading
+from fedpriv.cli.common import RUNS_DIR, command, console, loading
 from fedpriv.cli.options import config_from, config_options
-from fedpriv.cli.terminal import FilePath, SeedsParam, WorkersParam, say
+from fedpriv.cli.terminal import SeedsParam, WorkersParam, say
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
     from fedpriv.audit.results.epsilon import Canaries
-
-_RUNS_DIR = click.option(
-    "--runs-dir",
-    type=FilePath(),
-    default=Path("runs"),
-    show_default=True,
-    help="Folder that holds the run folders.",
-)
 
 _PROFILE = click.option(
     "--profile",
@@ -45,7 +37,7 @@ _PROFILE = click.option(
     "--dump-config", is_flag=True, help="Print the keys that are set, and all options of the method, as YAML; then stop."
 )
 @_PROFILE
-@_RUNS_DIR
+@RUNS_DIR
 def train(
     config_file: Path | None,
     assignments: tuple[str, ...],
@@ -97,7 +89,7 @@ def train(
     if seeds is None:
         return summaries[0]
     from fedpriv.api.groups import as_row, groups_between
-    from fedpriv.cli.tracking import spread_of
+    from fedpriv.cli.compare import spread_of
 
     (group,) = groups_between(folders)
     console().print(f"\n{spread_of(group) or f'{group.label}: {len(folders)} run, so no spread over seeds'}", soft_wrap=True)
@@ -123,7 +115,7 @@ def _check_seeds(assignments: tuple[str, ...], dump_config: bool, flags: dict[st
 @click.option("--ray-workers", type=click.IntRange(min=1), help="Processes on it. Default: one for each of its cores.")
 @click.option("--tracking-uri", help="MLflow store from now on. Required if the run folder names a store other than yours.")
 @_PROFILE
-@_RUNS_DIR
+@RUNS_DIR
 def resume(
     run_name: str, tracking_uri: str | None, profile: bool, runs_dir: Path, **executor: int | str | None
 ) -> dict[str, Any] | None:
@@ -166,7 +158,7 @@ def _conclude(reporter: Any, outcome: Any, imports: float) -> dict[str, Any]:
 
 
 def _measured(outcome: Any) -> Canaries | None:
-    """What the run's canaries show, if it has some."""
+    """The results of the run's canaries, if it has some."""
     if not outcome.folder.canaries_file.exists():
         return None
     from fedpriv.audit.membership.epsilon import measured

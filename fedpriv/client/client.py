@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from fedpriv.aggregation import Aggregation
 from fedpriv.agreement import Agreement
 from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.client.model import ClientModel
+from fedpriv.client.receiving import Received
 from fedpriv.client.store import ClientStore
-from fedpriv.client.suspicion import check_for_marks
 from fedpriv.data.augmentation.augment import Augment
 from fedpriv.data.federated import Split, Which
-from fedpriv.errors import ClientDiverged, FedprivError, UsageError
+from fedpriv.errors import ClientDiverged, UsageError
 from fedpriv.files import checksum
 from fedpriv.interfaces import CLASS_WEIGHTS, Phase, Private
 from fedpriv.noise_source import RandomSource, SecretSource
@@ -30,11 +29,8 @@ from fedpriv.samples import tensors as named
 from fedpriv.scores.predictions import Predictions
 from fedpriv.seeding import derive_secretly
 from fedpriv.spans import UNTIMED, Spans
-from fedpriv.wire import Payload, Sealed, TransformContext, tensor_of, transform_and_seal
-from fedpriv.wire.coding import Upload, is_model
-from fedpriv.wire.message import Refused
+from fedpriv.wire import Payload, Sealed, TransformContext, transform_and_seal
 from fedpriv.wire.report import Answer, Charge, Report, can_say
-from fedpriv.wire.sealing import CODES
 
 TEST_CHUNK = 512
 """Samples of a test that are loaded at a time."""
@@ -54,77 +50,6 @@ class OwnData(Protocol):
 
     def weights(self, which: Which) -> Tensor | None:
         """Weights ``(n,)`` of the samples in a test; ``None``: all are equal."""
-
-
-@dataclass(frozen=True)
-class Received:
-    """A decoded download, which the clients of one process share.
-
-    Attributes:
-        tensors: what was sent, by name.
-        initial: ``(p,)`` the model before the first round.
-        start: ``(p,)`` the model that a local update starts from, apart from what the client keeps.
-        message: the download itself; ``None``: the method does not communicate.
-    """
-
-    round: int
-    tensors: Mapping[str, Tensor]
-    initial: Tensor
-    start: Tensor
-    message: Sealed | None = None
-
-
-def receive(agreement: Agreement, round: int, download: Sealed | None, initial: Tensor, generator: torch.Generator) -> Received:
-    """Check and decode what the server sent. Tensors that were not sent have their initial values.
-
-    Args:
-        download: ``None``: the method does not communicate.
-        initial: ``(p,)`` the model before the first round, on the device.
-        generator: draws the rows that the check for marks of an attack looks at.
-
-    Raises:
-        FedprivError: the message is not what the server of this run may send in this round.
-        SuspiciousDownload: it has marks of an attack, and ``wire.check_downloads`` is set.
-    """
-    if download is not None:
-        try:
-            check_download(agreement, round, download)
-        except Refused as reason:
-            raise FedprivError(f"what the server sent for round {round} is refused: {reason}") from None
-    tensors = {name: tensor.to(initial.device) for name, tensor in download.tensors().items()} if download else {}
-    if agreement.config.wire.check_downloads:
-        check_for_marks(agreement, round, tensors, generator)
-    return Received(round, tensors, initial, agreement.space.pack(tensors, initial.clone()), download)
-
-
-def check_download(agreement: Agreement, round: int, download: Sealed) -> None:
-    """Check a download (round 0: the broadcast) as far as is possible without the server's state.
-
-    Raises:
-        Refused: it is of another round or kind, has other tensors or shapes than the server sends, or a number that is not
-            finite, or a negative variance.
-    """
-    space, dtype = agreement.space, agreement.initial.dtype
-    known = set(space.names if round == 0 else agreement.method.shared_names)
-    if (download.round, download.client, download.kind, download.transforms) != (round, None, "weights", ()):
-        raise Refused(f"it is of kind {download.kind} for round {download.round}")
-    for name, (code, shape) in download.schema.items():
-        about = tensor_of(name)
-        if is_model(name) and name not in known:
-            raise Refused(f"{name} is nothing that the server sends")
-        if is_model(name) and CODES[code] != dtype:
-            raise Refused(f"{name} is of {CODES[code]}, not {dtype}")
-        if about in space and shape != tuple(space[about].shape):
-            raise Refused(f"{name} has shape {list(shape)}, not {list(space[about].shape)}")
-    method = agreement.method
-    sends_all = round == 0 or not (
-        method.partial_downloads or type(method.aggregation).download_names is not Aggregation.download_names
-    )
-    if sends_all and (missing := sorted(known - download.names)):
-        raise Refused(f"{missing[0]} is missing")
-    if spoiled := download.not_finite():
-        raise Refused(f"{spoiled} is not finite")
-    Upload(download).check_variances()
 
 
 class Client:
@@ -214,7 +139,7 @@ class Client:
         return Answer(self.number, update.upload, report)
 
     def alter(self, payload: Payload, received: Received) -> Payload:
-        """What the client sends in place of its trained update, before all transforms: the same."""
+        """The upload before all transforms: here the trained update itself."""
         return payload
 
     def _protect(self, update: ModelLocalUpdate, received: Received, kept: Private, first: bool, charges: list[Charge]) -> None:

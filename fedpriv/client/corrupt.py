@@ -1,6 +1,6 @@
 """Bad clients of a simulation: they train on flipped labels, or send another update than the trained one.
 
-They are there to see what an aggregation holds against. Their tests are on their real labels.
+They show how robust an aggregation is. They are tested on their real labels.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fedpriv.agreement import Agreement
-from fedpriv.client.client import Client, OwnData, Received
+from fedpriv.client.client import Client, OwnData
+from fedpriv.client.receiving import Received
 from fedpriv.client.store import ClientStore
 from fedpriv.config import RunConfig
 from fedpriv.config.data import Corruption

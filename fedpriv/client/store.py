@@ -109,7 +109,7 @@ class ClientStore:
         return {int(round): [(rate, int(steps)) for rate, steps in charges] for round, charges in stored.items()}
 
     def check_spent(self, client: int, steps: int) -> None:
-        """Raise :class:`Damaged` if fewer steps of DP-SGD are booked than ``steps``, of which the server knows."""
+        """Raise :class:`Damaged` if fewer steps of DP-SGD are booked than the ``steps`` that the server knows of."""
         if sum(number for charges in self.spent(client).values() for _, number in charges) < steps:
             path = self.ledger_file(client)
             raise Damaged(

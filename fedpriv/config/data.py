@@ -40,8 +40,8 @@ class PartitionConfig(Section):
     )
     test: Literal["disjoint", "all_of_class", "auto"] = Field(
         "auto",
-        description="local test sets: disjoint shares, all test images of the client's classes (weighted), "
-        "or the latter where a share would be under 20 images",
+        description="local test sets. disjoint: disjoint shares; all_of_class: all test images of the client's classes, "
+        "weighted; auto: disjoint, or all_of_class where a share would be under 20 images",
     )
     seed: NonNegativeInt | None = Field(None, description="seed of the partition; null: the run's seed")
 
@@ -70,14 +70,14 @@ class DataConfig(Section):
     features: tuple[str, ...] | None = Field(
         None,
         min_length=1,
-        description="columns of a table of numbers and categories that are used, also dates and numbers that differ in each row; "
-        "null: all but those, and but texts",
+        description="columns to use of a table of numbers and categories; also dates, and numbers that differ in each row, "
+        "can be named; null: all but these and texts",
     )
     drop: tuple[str, ...] = Field((), description="columns of a table that are not used")
     min_level: PositiveInt = Field(
         5,
-        description="of a table's categories: the number of its training rows that must have a level for a client to name it; "
-        "others are read as one",
+        description="a client names a level of a category in a table only if so many of its training rows have it; all others "
+        "are read as one",
     )
     bounds: Mapping[str, tuple[float, float]] = Field(
         {}, description="least and greatest number of columns of a table, such as {age: [0, 120]}; needed under DP"
@@ -106,12 +106,13 @@ class DataConfig(Section):
     image_only: float = Field(0.0, ge=0, le=1, description="image-text pairs: share of the clients that have no texts")
     text_only: float = Field(0.0, ge=0, le=1, description="image-text pairs: share of the clients that have no images")
     corrupt_clients: float = Field(
-        0.0, ge=0, le=1, description="share of the clients that are bad, to see what an aggregation holds against"
+        0.0, ge=0, le=1, description="share of the clients that are bad, to test how robust an aggregation is"
     )
     corruption: Corruption = Field(
         "labels",
-        description="what bad clients do: train on flipped labels (class c as C - 1 - c), or send their update with the other "
-        "sign, ten times as large, or with noise of ten times its root mean square",
+        description="what bad clients do. labels: train on flipped labels (class c as C - 1 - c); sign: send their update "
+        "with the other sign; scale: send it ten times as large; noise: send it with noise of ten times its root mean "
+        "square",
     )
     validation_fraction: float = Field(
         0.0, ge=0, lt=1, description="share of each client's training data held out for choosing options"
@@ -121,10 +122,11 @@ class DataConfig(Section):
         | None
     ) = Field(
         None,
-        description="augmentation drawn for each sample of a batch: nothing, a pad-4 random crop and horizontal flip, the same "
-        "with mirrored edges instead of zeros (MOON, CIFAR-10), followed by a rotation of up to 15 degrees (MOON, "
-        "CIFAR-100); flip, colours and a rotation of up to 10 degrees (SimProx, pairs); or the views of SimCLR as L-DAWA has "
-        "them, and these without blur; null: as the objective suggests, else nothing",
+        description="augmentation drawn for each sample of a batch. crop_flip: pad by 4, crop at random, and flip left to "
+        "right; reflect_crop_flip: the same, padded by mirroring (MOON, CIFAR-10); crop_flip_rotate: crop_flip, and a "
+        "rotation of up to 15 degrees (MOON, CIFAR-100); flip_jitter_rotate: flip, colours, and a rotation of up to 10 "
+        "degrees (SimProx, pairs); simclr: the views of SimCLR as L-DAWA has them; simclr_sharp: these without blur; "
+        "null: as the objective suggests, else none",
     )
 
     @field_validator("levels", mode="before")

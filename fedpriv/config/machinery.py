@@ -1,5 +1,6 @@
-"""What runs the clients, where the records of a run go, and what a person says of it: no number depends on these, but for
-rounding."""
+"""The executor of the clients, the tracker of a run's records, and what a person says of the run.
+
+No number depends on these, except for rounding."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ class ExecutorConfig(Section):
 
     name: Literal["auto", "sequential", "vectorized"] = Field(
         "auto",
-        description="one client after another, or groups of them as one wide net; auto: whichever the net is faster with, "
-        "which the run then records",
+        description="sequential: one client after another; vectorized: groups of clients as one wide net; auto: whichever "
+        "is faster with the net, which the run then records",
     )
     group_size: int | None = Field(
         None, ge=1, description="clients that train together; null: half of the participants, at most 10"
@@ -82,8 +83,8 @@ class TrackingConfig(Section):
     experiment: str = Field("fedpriv", description="MLflow experiment name")
     wait: NonNegativeFloat = Field(
         2.0,
-        description="seconds that the end of a run waits for MLflow; a process that goes on sends the rest, so give it more, "
-        "such as 60, in a container or a batch job, which ends with the run",
+        description="seconds for which the end of a run waits for MLflow. Another process sends the rest; where that would end "
+        "with the run, as in a container or a batch job, set more, such as 60",
     )
     system_metrics: bool = Field(False, description="record the load of CPU, memory, disk, network and GPU in MLflow, every 10 s")
     log_model: bool = Field(

@@ -52,8 +52,8 @@ class ModelConfig(Section):
     pretrained: bool = Field(True, description="of image-text pairs: the backbone with its ImageNet weights")
     tune: Literal["full", "lora", "head"] | None = Field(
         None,
-        description="trained part of the encoder: all of it, LoRA's matrices in its attention (peft), or nothing, so that its "
-        "features are computed once; null: nothing of a pretrained one, all of a random one",
+        description="trained part of the encoder. full: all of it; lora: LoRA's matrices in its attention (peft); head: "
+        "nothing, so that its features are computed once; null: head of a pretrained one, full of a random one",
     )
     adapter: PositiveInt | None = Field(
         None,
@@ -68,8 +68,9 @@ class ModelConfig(Section):
 
     init: Path | None = Field(
         None,
-        description="weights that the net starts from: a .safetensors file such as `weights/server.safetensors` of a run, or a "
-        "state dict of torch.save, with the net's names; what the file lacks is drawn from the seed; null: all is",
+        description="weights that the net starts from: a .safetensors file such as `weights/server.safetensors` of a run, "
+        "or a state dict of torch.save, with the net's names; tensors that the file lacks are drawn from the seed; null: "
+        "all are drawn",
     )
     init_roles: tuple[Literal["encoder", "projector", "predictor", "head"], ...] | None = Field(
         None, min_length=1, description="roles that are taken of the file `init`; null: all that it has"
@@ -86,13 +87,9 @@ class ModelConfig(Section):
         return None if value == "none" else value
 
     @model_validator(mode="after")
-    def _has_features_beside_a_projection(self) -> ModelConfig:
+    def _has_no_contradiction(self) -> ModelConfig:
         if self.head_on == "features" and self.projection is None:
             raise ValueError("head_on features: without a projector the head is on the features anyway; leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _starts_from_a_file(self) -> ModelConfig:
         if self.init is None and (self.init_roles or self.init_hash):
             raise ValueError(f"init_{'roles' if self.init_roles else 'hash'} is of the file init, and none is given")
         return self

@@ -93,7 +93,7 @@ def assign(values: dict[str, Any], dotted: str, value: Any) -> None:
         values[section] = inner = dict(inner)
         if section in _NAMED and key == "name" and inner.get("name") not in (None, value):
             inner.clear()  # another one: the options of the one before are not its own
-            if section == "method":  # nor are the halves that replaced that one's
+            if section == "method":  # nor are the parts that replaced that one's
                 values.pop("objective", None)
                 values.pop("aggregation", None)
         values = inner

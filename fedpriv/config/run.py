@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,60 +70,49 @@ class RunConfig(Section):
         return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _names_can_be_shown(self) -> RunConfig:
-        named = {"data.name": self.data.name, "run_dir": self.run_dir, "tracking.experiment": self.tracking.experiment}
+    def _has_no_contradiction(self) -> RunConfig:
+        if (why := next(self._contradictions(), None)) is not None:
+            raise ValueError(why)
+        return self
+
+    def _contradictions(self) -> Iterator[str]:
+        """Keys of several sections that do not go together, a line each."""
+        data, train, privacy = self.data, self.train, self.privacy
+        named = {"data.name": data.name, "run_dir": self.run_dir, "tracking.experiment": self.tracking.experiment}
         for key, name in named.items():
             if name is not None and not str(name).isprintable():
-                raise ValueError(f"{key} {str(name)!r} holds a character that cannot be shown, such as a line break")
-        return self
-
-    @model_validator(mode="after")
-    def _clients_have_something(self) -> RunConfig:
-        if self.data.image_only + self.data.text_only > 1:
-            raise ValueError("data.image_only and data.text_only are shares of the clients: together at most 1")
-        return self
-
-    @model_validator(mode="after")
-    def _weighs_classes_if_there_are_any(self) -> RunConfig:
-        if self.data.task == "regression" and self.train.class_weights is not None:
-            raise ValueError("train.class_weights: labels are numbers (data.task regression), and no classes; leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _stops_by_validation_data(self) -> RunConfig:
-        if self.train.patience is None:
-            return self
-        if self.eval.split == "test":
-            raise ValueError(
-                "train.patience would choose the last round on test data; eval.split=validation, with data.validation_fraction"
-            )
-        if self.eval.fresh_head:
-            raise ValueError("eval.fresh_head is tested after the last round, which train.patience leaves open; leave one out")
-        return self
-
-    @model_validator(mode="after")
-    def _noise_is_added_in_every_round(self) -> RunConfig:
-        if self.privacy.level == "client" and self.train.min_uploads > 1:
-            raise ValueError("train.min_uploads: under client-level DP a round with few uploads is merged too; leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _shows_its_canaries(self) -> RunConfig:
-        if self.privacy.level == "sample" and self.privacy.canaries:
-            if not self.train.heavy_ball or self.train.carries_steps:
-                raise ValueError(
+                yield f"{key} {str(name)!r} holds a character that cannot be shown, such as a line break"
+        if data.image_only + data.text_only > 1:
+            yield "data.image_only and data.text_only are shares of the clients: together at most 1"
+        if data.task == "regression" and train.class_weights is not None:
+            yield "train.class_weights: labels are numbers (data.task regression), and no classes; leave it out"
+        if train.patience is not None and self.eval.split == "test":
+            yield "train.patience would choose the last round on test data; eval.split=validation, with data.validation_fraction"
+        if train.patience is not None and self.eval.fresh_head:
+            yield "eval.fresh_head is tested after the last round, which train.patience leaves open; leave one out"
+        if privacy.level == "client" and train.min_uploads > 1:
+            yield "train.min_uploads: under client-level DP a round with few uploads is merged too; leave it out"
+        if privacy.level == "sample" and privacy.canaries:
+            if not train.heavy_ball or train.carries_steps:
+                yield (
                     "privacy.canaries at sample level are read off the uploads as sums of gradients; optimizer sgd without "
                     "optimizer_options and without keep_optimizer"
                 )
             if self.wire.secure_aggregation:
-                raise ValueError("privacy.canaries at sample level are read off single uploads; leave secure_aggregation out")
-        return self
-
-    @model_validator(mode="after")
-    def _selects_a_client(self) -> RunConfig:
+                yield "privacy.canaries at sample level are read off single uploads; leave secure_aggregation out"
         if (why := self._selects_nobody()) is not None:
-            raise ValueError(why)
-        return self
+            yield why
+        if (train.selection == "schedule") != (train.schedule is not None):
+            yield "train.selection schedule and train.schedule, a file with a line of clients a round, go together"
+        if isinstance(train.schedule, tuple):
+            for number, clients in enumerate(train.schedule, 1):
+                if not clients or len(set(clients)) < len(clients):
+                    yield f"train.schedule, round {number}: {list(clients)}: at least one client, each once"
+            if len(train.schedule) < train.rounds:
+                yield f"train.schedule names clients for {len(train.schedule)} of {train.rounds} rounds"
+        kept = self.wire.keep_payloads
+        if isinstance(kept, tuple) and kept[-1] > train.rounds:
+            yield f"wire.keep_payloads names round {kept[-1]}, and the run has {train.rounds} (train.rounds)"
 
     def _selects_nobody(self) -> str | None:
         share = self.train.participation
@@ -140,27 +130,9 @@ class RunConfig(Section):
             raise UsageError(why)
         return config
 
-    @model_validator(mode="after")
-    def _has_a_schedule_if_it_follows_one(self) -> RunConfig:
-        if (self.train.selection == "schedule") != (self.train.schedule is not None):
-            raise ValueError("train.selection schedule and train.schedule, a file with a line of clients a round, go together")
-        for number, clients in enumerate(self.train.schedule if isinstance(self.train.schedule, tuple) else (), 1):
-            if not clients or len(set(clients)) < len(clients):
-                raise ValueError(f"train.schedule, round {number}: {list(clients)}: at least one client, each once")
-        if isinstance(self.train.schedule, tuple) and len(self.train.schedule) < self.train.rounds:
-            raise ValueError(f"train.schedule names clients for {len(self.train.schedule)} of {self.train.rounds} rounds")
-        return self
-
-    @model_validator(mode="after")
-    def _keeps_payloads_of_rounds_that_are_played(self) -> RunConfig:
-        kept = self.wire.keep_payloads
-        if isinstance(kept, tuple) and kept[-1] > self.train.rounds:
-            raise ValueError(f"wire.keep_payloads names round {kept[-1]}, and the run has {self.train.rounds} (train.rounds)")
-        return self
-
     @property
     def called(self) -> str:
-        """What the run trains with, for people: the method's name, and those of the halves that replace its own."""
+        """The name of what trains, for people: the method's, and those of the parts that replace its own."""
         return "-".join(part.name for part in (self.method, self.objective, self.aggregation) if part is not None)
 
     def participants_of(self, available: int) -> int:
@@ -169,7 +141,7 @@ class RunConfig(Section):
         return min(USUAL_PARTICIPANTS, available) if share is None else max(1, int(share * available + 1e-9))
 
     def with_check(self, check: bool) -> RunConfig:
-        """The same with clients that refuse downloads with marks of an attack, or take them unseen."""
+        """The same, whose clients refuse downloads with marks of an attack, or (false) take them unchecked."""
         return self.model_copy(update={"wire": self.wire.model_copy(update={"check_downloads": check})})
 
     def to_yaml(self) -> str:
@@ -181,10 +153,11 @@ class RunConfig(Section):
         return self.model_dump(mode="json", exclude_unset=True)
 
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of what decides the run's numbers: all but where and how much of it is stored and tracked, which of its
-        scores is looked at first, and who runs the clients, which moves them by rounding alone.
+        """SHA-256 (hex) of the keys that decide the run's numbers and are not at their defaults, so that new options do not
+        change it.
 
-        Of what differs from the defaults only, so that a run outlives the arrival of a new option.
+        Left out are the keys on storage and tracking, the score that is looked at first, and the executor, which changes
+        numbers by rounding only.
         """
         stored: Any = {
             "run_dir": True,
@@ -198,5 +171,5 @@ class RunConfig(Section):
             "wire": {"keep_payloads", "check_downloads"},
         }
         body = self.model_dump(mode="json", exclude=stored, exclude_defaults=True)
-        body = {key: value for key, value in body.items() if value != {}}  # a section of which only that differs
+        body = {key: value for key, value in body.items() if value != {}}  # such a section differs only in what is excluded
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What sections of the config are: pydantic models that refuse what they do not know; and a name with options of its own."""
+"""The base of the config's sections: pydantic models that refuse unknown keys; and a name with options of its own."""
 
 from __future__ import annotations
 

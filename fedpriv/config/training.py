@@ -41,8 +41,8 @@ class TrainConfig(Section):
     )
     patience: PositiveInt | None = Field(
         None,
-        description="evaluations in a row without a better `eval.metric`, after which the run ends; needs eval.split validation; "
-        "null: all rounds are run",
+        description="the run ends after so many evaluations in a row without a better `eval.metric`; needs eval.split "
+        "validation; null: all rounds are run",
     )
     selection: Literal["uniform", "window", "all", "schedule"] | None = Field(
         None,
@@ -80,18 +80,18 @@ class TrainConfig(Section):
     )
     precision: Literal["float32", "bfloat16"] = Field(
         "float32",
-        description="of training's forward and backward passes (torch.autocast); parameters, gradients, the loss, frozen "
-        "models and evaluation are in float32 always",
+        description="precision of training's forward and backward passes (torch.autocast); parameters, gradients, the loss, "
+        "frozen models and evaluation are always in float32",
     )
     optimizer: OptimiserName = Field(
-        "sgd", description="the clients' optimiser in torch.optim; those that are missing here are not elementwise"
+        "sgd", description="the clients' optimiser in torch.optim; those that are not elementwise are not supported"
     )
     optimizer_options: dict[str, Any] = Field(
         {}, description="its options by torch's names, such as {alpha: 0.9} of rmsprop or {nesterov: true} of sgd"
     )
     keep_optimizer: bool = Field(
         False,
-        description="a client's optimiser goes on in its next round with the state of its last one (momentum, moments), which "
+        description="true: a client's optimiser goes on, in its next round, from its last state (momentum, moments), which "
         "never leaves the client; false: it begins anew at each phase",
     )
     lr: PositiveFloat = Field(0.01, description="learning rate")
@@ -102,8 +102,8 @@ class TrainConfig(Section):
     )
     local_lr_schedule: NamedOptions | None = Field(
         None,
-        description="the same over the steps of each phase of training, from the round's rate on, after the warm-up; adaptation "
-        "before a test has none",
+        description="a schedule of the same kinds over the steps of each phase of training, from the round's rate on, after "
+        "the warm-up; adaptation before a test has none",
     )
     warmup_steps: NonNegativeInt = Field(
         0,
@@ -115,9 +115,9 @@ class TrainConfig(Section):
     momentum: float = Field(0.5, ge=0, lt=1, description="heavy-ball momentum of sgd")
     class_weights: Literal["balanced"] | None = Field(
         None,
-        description="balanced: in the cross-entropy a sample weighs n / (C n_c), for n_c of n training samples of all clients in "
-        "its one of C classes (as scikit-learn has it, in torch's loss), so that rare classes count as much as frequent ones; "
-        "null: all samples weigh the same",
+        description="balanced: in the cross-entropy, a sample of class c weighs n / (C n_c), where n_c of the n training "
+        "samples of all clients are of that class, one of C (as in scikit-learn), so that rare classes count as much as "
+        "frequent ones; null: all samples weigh the same",
     )
     weight_decay: NonNegativeFloat = Field(1e-4, description="L2 penalty on weights; adamw: decoupled decay; rprop: none")
     weight_decay_bias: NonNegativeFloat = Field(0.0, description="L2 penalty on biases and norm scales")
@@ -162,27 +162,17 @@ class TrainConfig(Section):
         return read_schedule(value)
 
     @model_validator(mode="after")
-    def _has_batches(self) -> TrainConfig:
-        if self.min_batch > self.batch_size:
-            raise ValueError(
-                f"min_batch {self.min_batch} skips every batch of batch_size {self.batch_size}; at most {self.batch_size}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _gets_warm(self) -> TrainConfig:
+    def _has_no_contradiction(self) -> TrainConfig:
+        size, options = self.batch_size, self.options
+        if self.min_batch > size:
+            raise ValueError(f"min_batch {self.min_batch} skips every batch of batch_size {size}; at most {size}")
         if self.local_steps is not None and 0 < self.local_steps <= self.warmup_steps:
             raise ValueError(f"warmup_steps {self.warmup_steps}: a phase of {self.local_steps} local_steps never reaches its lr")
-        return self
-
-    @model_validator(mode="after")
-    def _steps_as_it_says(self) -> TrainConfig:
         if self.lr_schedule is not None and self.lr_decay != 1:
             raise ValueError(
                 f"lr_schedule and lr_decay {self.lr_decay:g} both say how the rate changes from round to round; leave lr_decay "
                 f"out, or set lr_schedule=exponential:gamma={self.lr_decay:g}, which is the same"
             )
-        options = self.options
         if isinstance(options, SGD) and options != SGD() and (not self.momentum or (options.nesterov and options.dampening)):
             raise ValueError("optimizer_options of sgd: nesterov or dampening, not both, and with a momentum above 0")
         if self.optimizer == "rprop" and self.local_lr_schedule is not None:
@@ -222,8 +212,8 @@ class EvalConfig(Section):
     )
     fresh_head: NonNegativeInt = Field(
         0,
-        description="after the last round, test each client once more, with a copy whose projector and head were trained for "
-        "this many epochs on the current encoder, instead of any fine-tuning: it shows the cost of old heads "
+        description="after the last round, test each client once more, after this many epochs of training a copy of its "
+        "projector and head on the current encoder, instead of any fine-tuning: it shows the cost of old heads "
         "(`accuracy_fresh_head`)",
     )
     before_merge: bool = Field(

@@ -24,8 +24,8 @@ class WireConfig(Section):
     )
     keep_payloads: Literal["none", "default", "all"] | tuple[PositiveInt, ...] = Field(
         "default",
-        description="messages that the run folder keeps, as they were sent: of the first, middle and last round for three "
-        "clients (`default`), of all rounds and clients, of none, or of all clients in these rounds",
+        description="messages that the run folder keeps, as they were sent. default: those of three clients in the first, "
+        "middle and last round; all; none; or rounds, of which the messages of all clients are kept",
     )
 
     @field_validator("keep_payloads", mode="before")
@@ -65,7 +65,7 @@ class PrivacyConfig(Section):
     )
     accountant: Literal["rdp", "prv"] = Field("rdp", description="accountant whose epsilon counts; the summary has both")
     canaries: NonNegativeInt = Field(
-        0, description="canaries to plant, half of them used, to measure the epsilon spent; simulations only"
+        0, description="canaries to plant, to measure the epsilon spent; half of them are used; simulations only"
     )
 
     @model_validator(mode="after")

@@ -52,7 +52,7 @@ def assemble(
     choice: SampleChoice | None = None,
     task: LabelKind | None = None,
 ) -> Opened:
-    """A data set of one table (divided, class by class; of clients, client by client) or two (training, test).
+    """A data set of two tables (training and test), or of one, which is divided class by class, or client by client.
 
     Args:
         mode: grey or colour; ``None``: grey where all images are.
@@ -141,8 +141,6 @@ def assemble(
             for table, rows in parts
         ]
         assert owners[0] is not None
-        if name == columns.label:
-            notes.append(f"the clients are the labels, column {name!r}: each has one class, and the data of no other")
         clients = np.unique(owners[0]).tolist()
         notes.extend((*_like_missing(clients, name, "client", "client"), *spellings(clients, name, "clients")))
         return owners[0], owners[1]
@@ -186,11 +184,9 @@ def _labels(tables: list[Table], columns: Columns, task: LabelKind | None) -> _L
         return _Labels([*numbers], (), NumberColumn(column, 0.0, 1.0, unit=unit or None), notes)
     labels, classes = read_labels(tables, column)
     if not isinstance(tables[0].features[column], datasets.ClassLabel):
-        if lowest := min(int(ids.min()) for ids in labels):
-            notes.append(f"the labels in column {column!r} begin at {lowest}, not at 0: the classes below are empty")
-        elif unused := len(classes) - len(np.unique(np.concatenate(labels))):
-            gaps = f"{unused} of the numbers up to {classes[-1]} do not occur, and their classes are empty"
-            notes.append(f"the labels in column {column!r} have gaps: {gaps}; names in place of numbers leave no gaps")
+        if unused := len(classes) - len(np.unique(np.concatenate(labels))):
+            which = f"{unused} of the numbers from 0 to {classes[-1]} do not occur, and their classes are empty"
+            notes.append(f"the labels in column {column!r}: {which}; names in place of numbers leave no gaps")
         notes += _like_missing(classes, column, "class", "label")
     return _Labels([*labels], classes, None, notes)
 

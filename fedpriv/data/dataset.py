@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Texts = tuple[str, ...]
 Values = tuple[NDArray[Any], NDArray[Any] | None]
-"""Of a column, in the training and the test rows."""
+"""A column's values in the training and in the test rows; ``None``: the test rows lack the column."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,18 +46,18 @@ class Dataset:
         train_labels, test_labels: the numbers of classes, int64; of a regression numbers, float64 in their own unit until the
             samples are encoded, then standardised float32.
         classes: none of a regression.
-        target: of a regression, the column of the labels; standardised by mean 0 and deviation 1 until they are encoded.
+        target: of a regression, the column of the labels; before they are encoded, its mean is 0 and its deviation 1.
         images: decoded, each ``(N, C, H, W)`` uint8; ``None``: the samples have none.
         texts: one for each sample; ``None``: the samples have none.
-        cells: of a table, or arrays, until they are encoded.
+        cells: the columns of a table, or arrays, before they are encoded.
         vectors: training and test rows ``(N, F)`` float32 of a table, or arrays ``(N, C, ...)``; ``None``: the samples are
             neither, or are not encoded yet.
         columns: of the rows of a table, once they are encoded.
-        mean, std: of the images, per channel on the [0, 1] scale; of arrays that are encoded, per channel; none: not known yet.
+        mean, std: per channel, of images on the [0, 1] scale, or of encoded arrays; empty: not known yet.
         suggests: values for config keys that the config leaves open.
-        owners: whose each sample is; ``None``: the data do not say.
+        owners: the client of each sample; ``None``: the data do not say.
         notes: what the user should know of how the samples were read, a line each.
-        hash_as_read: of rows that are encoded, :attr:`hash` before they were; ``None``: of others.
+        hash_as_read: the :attr:`hash` of rows before they were encoded; ``None``: the samples are no encoded rows.
     """
 
     name: str
@@ -80,14 +80,14 @@ class Dataset:
 
     @property
     def is_encoded(self) -> bool:
-        """Whether it is known by what the samples are scaled and coded."""
+        """Whether the numbers and levels are known by which samples are scaled and coded."""
         return not self.cells and (self.images is None or bool(self.mean))
 
     def with_classes(self, classes: tuple[str, ...]) -> Dataset:
-        """The data set with more classes, of which it has no sample.
+        """The data set with further classes, without samples of these.
 
         Raises:
-            UsageError: one of its classes is none of these.
+            UsageError: ``classes`` lacks one of its classes.
         """
         if classes == self.classes:
             return self
@@ -98,20 +98,20 @@ class Dataset:
 
     @property
     def strata(self) -> tuple[Tensor, Tensor]:
-        """Training and test labels as partitions see them, ``(N,)`` int64: classes; numbers are all of one class."""
+        """Training and test labels for partitions, ``(N,)`` int64: the classes, or zeros where labels are numbers."""
         if self.target is None:
             return self.train_labels, self.test_labels
         return torch.zeros(len(self.train_labels), dtype=torch.int64), torch.zeros(len(self.test_labels), dtype=torch.int64)
 
     @property
     def kind(self) -> SampleKind:
-        """What is to be known of the samples before they can be scaled and coded."""
+        """The kind of the samples, which says what statistics they need."""
         if self.cells:
             return SampleKind.of_cells(self.cells, self.target)
         return SampleKind((), self.train_images.shape[1], images=True)
 
     def training_rows(self, held: Indices, min_level: int) -> TrainingRows:
-        """Some training rows, of which statistics are asked; arguments as of :class:`TrainingRows`."""
+        """Training rows whose statistics can be asked for; arguments as of :class:`TrainingRows`."""
         cells = self.cells
         if self.target is not None:
             cells = (*cells, NumberCells(self.target.name, self.train_labels.numpy(), self.test_labels.numpy()))
@@ -223,7 +223,7 @@ class Dataset:
         return sum(digest in known for digest in digests(1))
 
     def check_classes(self) -> None:
-        """Check that there is something to tell apart.
+        """Check that there are two classes or more.
 
         Raises:
             UsageError: all training samples have one label.
@@ -250,11 +250,11 @@ class Opened:
         target: as of :class:`Dataset`; the labels are then float64.
         images: a function of the side in pixels (``None``: unchanged) that returns decoded training and test images.
         texts: a function that returns training and test texts.
-        cells: a function that returns the cells of a table, column by column, or of arrays; given true, also of columns that are
-            no features by these rows alone.
+        cells: a function that returns the columns of a table, or arrays. Its argument says whether to include columns that these
+            rows alone would leave out.
         column: a function of a column's name that returns its values in the training and the test rows; ``None`` in place of the
             latter: the test rows have no such column.
-        owners: whose each sample is; ``None``: the data do not say.
+        owners: the client of each sample; ``None``: the data do not say.
         notes: what the user should know of how the samples were read, a line each; complete once they were read.
     """
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,16 +16,15 @@ from fedpriv.data.medic import TASKS
 from fedpriv.data.subsets import hold_out
 from fedpriv.data.tables.columns import Columns
 from fedpriv.data.tables.folders import visible
-from fedpriv.errors import FedprivError, UsageError
+from fedpriv.data.tables.hub import SPLITS
+from fedpriv.data.tables.samples_in_files import SamplesInFiles
+from fedpriv.errors import UsageError
+from fedpriv.untrusted.names import first_few
 
 if TYPE_CHECKING:
-    import datasets
-    import pyarrow as pa
-
     from fedpriv.data.tables.decoding import Mode
     from fedpriv.data.tables.files import Table
 
-# The split files of the 5,831 pairs that SimProx's paper trains on: pairs per class for (train, test).
 PUBLISHED = {
     "damaged_infrastructure": (1246, 144),
     "damaged_nature": (459, 55),
@@ -35,57 +33,13 @@ PUBLISHED = {
     "human_damage": (219, 21),
     "non_damage": (2666, 291),
 }
-"""Training and test pairs of each class of the Damage Multimodal Dataset, by the names of its folders."""
+"""Training and test pairs of each class of the Damage Multimodal Dataset (by its folder's name) in the split files that SimProx's
+paper trains on."""
 
-_TEST = ("test", "valid", "validation", "val")
 _SHARE = 0.1  # held out of each class where there is no test split and no published one
 _COLUMNS = Columns("label", image="image", text="text")
 _LAYOUT = "<class>/images/<name>.jpg with <class>/text/<name>.txt"
 _SHOWN = 3  # files that an error lists
-
-
-class Pair(NamedTuple):
-    """The files of an image and of its text, and the position of their class."""
-
-    image: Path
-    text: Path
-    label: int
-
-
-@dataclass(frozen=True)
-class PairTable:
-    """Pairs as a :class:`fedpriv.data.tables.files.Table` with the columns image, text and label; files are read on access."""
-
-    origin: str
-    pairs: tuple[Pair, ...]
-    classes: tuple[str, ...]
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return tuple(file for pair in self.pairs for file in (pair.image, pair.text))
-
-    def at(self, row: int) -> str:
-        return str(self.pairs[row].image)
-
-    def written(self, name: str) -> None:
-        return None
-
-    @cached_property
-    def features(self) -> datasets.Features:
-        import datasets
-
-        label = datasets.ClassLabel(names=list(self.classes))
-        return datasets.Features({"image": datasets.Image(decode=False), "text": datasets.Value("string"), "label": label})
-
-    def column(self, name: str) -> pa.ChunkedArray:
-        import pyarrow as pa
-
-        values: dict[str, Callable[[Pair], Any]] = {
-            "image": lambda pair: {"bytes": None, "path": str(pair.image)},
-            "text": lambda pair: _read(pair.text),
-            "label": lambda pair: pair.label,
-        }
-        return pa.chunked_array([pa.array(map(values[name], self.pairs), type=self.features.arrow_schema.field(name).type)])
 
 
 def holds_pairs(path: Path) -> bool:
@@ -112,7 +66,7 @@ def open_pairs(folder: Path, mode: Mode | None = None) -> Opened:
     classes = _class_folders(root)
     train = _pair_up(root, classes)
     tables: list[Table]
-    test = next((folder / name for name in _TEST if divided and (folder / name).is_dir()), None)
+    test = next((folder / name for name in SPLITS if divided and (folder / name).is_dir()), None)
     notes: tuple[str, ...] = ()
     if test is None:
         published = _is_published(train)
@@ -157,21 +111,30 @@ def _class_folders(root: Path) -> tuple[str, ...]:
     return tuple(folder.name for folder in folders)
 
 
-def _pair_up(root: Path, classes: tuple[str, ...]) -> PairTable:
+def _pair_up(root: Path, classes: tuple[str, ...]) -> SamplesInFiles:
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
-    pairs, textless, imageless = [], [], []
+    pairs, textless, imageless = list[tuple[Path, Path, int]](), list[Path](), list[Path]()
     for label, cls in enumerate(classes):
         images = _by_stem(root / cls / "images", ImageFolder.EXTENSIONS)
         texts = _by_stem(root / cls / "text", [".txt"])
-        pairs += [Pair(image, texts[stem], label) for stem, image in images.items() if stem in texts]
+        pairs += [(image, texts[stem], label) for stem, image in images.items() if stem in texts]
         textless += [image for stem, image in images.items() if stem not in texts]
         imageless += [text for stem, text in texts.items() if stem not in images]
-    alone = ((textless, "an image without its text", "images without their text"),
-             (imageless, "a text without its image", "texts without their image"))  # fmt: skip
-    if faults := [_listed(root, files, singular, many) for files, singular, many in alone if files]:
+    if textless or imageless:
+        alone = {"images without their text": textless, "texts without their image": imageless}
+        faults = [
+            f"{len(files):,} {what} ({first_few([str(file.relative_to(root)) for file in files], _SHOWN)})"
+            for what, files in alone.items()
+            if files
+        ]
         raise UsageError(f"{root}: {' and '.join(faults)}; pairs are {_LAYOUT}")
-    return PairTable(str(root), tuple(pairs), classes)
+    return _table(str(root), pairs, classes)
+
+
+def _table(origin: str, pairs: Sequence[tuple[Path, Path, int]], classes: tuple[str, ...]) -> SamplesInFiles:
+    images, texts, labels = zip(*pairs, strict=True) if pairs else ((), (), ())
+    return SamplesInFiles(origin, images, labels, classes, texts)
 
 
 def _by_stem(folder: Path, suffixes: Collection[str]) -> dict[str, Path]:
@@ -184,33 +147,18 @@ def _by_stem(folder: Path, suffixes: Collection[str]) -> dict[str, Path]:
     return by_stem
 
 
-def _listed(root: Path, files: list[Path], singular: str, many: str) -> str:
-    names = ", ".join(str(path.relative_to(root)) for path in files[:_SHOWN])
-    what = singular if len(files) == 1 else f"{len(files):,} {many}"
-    return f"{what} ({names}{', ...' if len(files) > _SHOWN else ''})"
-
-
-def _is_published(table: PairTable) -> bool:
+def _is_published(table: SamplesInFiles) -> bool:
     """Whether a table has the classes of :data:`PUBLISHED`, with as many pairs of each."""
-    return Counter(table.classes[pair.label] for pair in table.pairs) == {cls: sum(parts) for cls, parts in PUBLISHED.items()}
+    return Counter(table.classes[label] for label in table.labels) == {cls: sum(parts) for cls, parts in PUBLISHED.items()}
 
 
-def _divide(table: PairTable, published: bool) -> Iterator[PairTable]:
-    labels = np.array([pair.label for pair in table.pairs], dtype=np.int64)
+def _divide(table: SamplesInFiles, published: bool) -> Iterator[SamplesInFiles]:
+    labels = np.array(table.labels, dtype=np.int64)
     tested = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
         _, test = hold_out(labels[rows], PUBLISHED[table.classes[label]][1] / len(rows) if published else _SHARE)
         tested[rows[test]] = True
-    parts = (tuple(pair for pair, test in zip(table.pairs, tested, strict=True) if test == which) for which in (False, True))
-    return (PairTable(table.origin, pairs, table.classes) for pairs in parts)
-
-
-def _read(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8-sig").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise FedprivError(f"cannot read the text {path}: {error}") from None
-    if not text:
-        raise UsageError(f"{path} is empty; add the text, or remove it and its image")
-    return text
+    pairs = list(zip(table.images, table.texts, table.labels, strict=True))
+    for which in (~tested, tested):
+        yield _table(table.origin, [pairs[row] for row in np.flatnonzero(which)], table.classes)

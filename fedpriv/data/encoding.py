@@ -77,7 +77,7 @@ Column: TypeAlias = NumberColumn | CategoryColumn
 
 @dataclass(frozen=True)
 class Encoding:
-    """By what samples are scaled and coded.
+    """The numbers and levels by which samples are scaled and coded.
 
     Attributes:
         columns: of the rows of a table; none: the samples are images or arrays.

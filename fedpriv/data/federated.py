@@ -144,7 +144,7 @@ class ClientData:
     client: int
 
     def train(self) -> Split:
-        """Its training tensors; of pairs, what it has of them."""
+        """Its training tensors; of pairs, those of the modalities that it has."""
         return self.of.train(self.client)
 
     def size(self, which: Which) -> int:
@@ -163,7 +163,7 @@ class ClientData:
 
     @property
     def lacking(self) -> Modality | None:
-        """Of pairs, what it does not have of any of its samples."""
+        """For pairs, the modality that it lacks."""
         return self.of.lacking(self.client)
 
 

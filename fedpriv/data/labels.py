@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedpriv.data.tables.files import class_names
 from fedpriv.errors import UsageError
+from fedpriv.untrusted.names import first_few
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
     from fedpriv.data.tables.files import Table
 
 FEW = 20
-"""As many labels may be classes, however few samples there are."""
+"""Up to so many distinct labels may be classes, however few samples there are."""
 NEARLY_ALL = 0.9
-"""Share of the samples: with more distinct labels than that, they are names of samples."""
+"""With more distinct labels than this share of the samples, labels are names of samples."""
 
 _SHOWN = 5
 """How many classes an error names, and how many groups of spellings a line."""
@@ -45,7 +46,11 @@ def read_labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64
     if given is not None:
         classes = given
     elif (quantities := _no_classes(raw[0], values[0])) is not None:
-        raise UsageError(f"{tables[0].origin}: column {column!r} holds {quantities}; {_not_classes(raw[0])}")
+        raise UsageError(
+            f"{tables[0].origin}: column {column!r} holds {quantities}; a label is a class, which samples share: name another "
+            "column (--set data.label=NAME), or put a class, such as a range, in place of each; of rows of a table, "
+            "data.task=regression predicts numbers"
+        )
     elif numbered:
         classes = _numbered(tables, values, column)
     else:
@@ -56,8 +61,8 @@ def read_labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64
 
 
 def look_like_numbers(table: Table, column: str) -> bool:
-    """Whether labels are numbers to predict where nothing says what they are: more than :data:`FEW` different ones that do not
-    number classes, as the whole numbers from 0 or 1 on do without a gap."""
+    """Whether labels look like numbers to predict: there are more than :data:`FEW` different ones, and these are not the whole
+    numbers from 0 or 1 on without a gap, which number classes."""
     from fedpriv.data.user_data.numbers import DATED, numbers_of
 
     if class_names(table, column) is not None or (numbers := numbers_of(_column(table, column))) is None or numbers.unit in DATED:
@@ -96,18 +101,6 @@ def read_numbers(tables: list[Table], column: str) -> tuple[list[NDArray[np.floa
             units = " and ".join(other.unit or "plain numbers" for other in (read[0], numbers))
             raise UsageError(f"{table.origin}: the labels in column {column!r} are written in two ways: {units}")
     return [numbers.values for numbers in read], read[0].unit
-
-
-def _not_classes(values: pa.ChunkedArray) -> str:
-    """What to do about labels that are no classes."""
-    from fedpriv.data.user_data.numbers import no_number
-
-    if (odd := no_number(values)) is not None:
-        return f"most are numbers, and one is {odd[0]!r}: leave out such rows, or write a number, to predict numbers"
-    return (
-        "a label is a class, which samples share: name another column (--set data.label=NAME), or put a class, such as a range, "
-        "in place of each; of rows of a table, data.task=regression predicts numbers"
-    )
 
 
 def spellings(values: Iterable[object], column: str, read_as: str) -> Iterator[str]:
@@ -150,7 +143,7 @@ def _values(table: Table, column: pa.ChunkedArray, name: str, given: tuple[str, 
     if np.issubdtype(values.dtype, np.floating) and (rows := np.flatnonzero(~np.isfinite(values))).size:
         raise UsageError(f"{table.at(rows[0])}: the label in column {name!r} is {values[rows[0]]}")
     if np.issubdtype(values.dtype, np.floating):
-        values = values + 0.0  # of which -0.0 is 0.0
+        values = values + 0.0  # makes -0.0 0.0
     if values.dtype == object and isinstance(values[0], np.ndarray | dict | bytes):
         raise UsageError(f"{table.origin}: column {name!r} holds no labels but a {type(values[0]).__name__} in each row")
     blank = [row for row, value in enumerate(values) if not str(value).strip()] if values.dtype == object else []
@@ -180,7 +173,8 @@ def _numbered(tables: list[Table], values: list[NDArray[Any]], column: str) -> t
 
 
 def _ids(table: Table, values: NDArray[Any], column: str, classes: tuple[str, ...], numbers: bool) -> NDArray[np.int64]:
-    """
+    """The class ids ``(N,)`` of labels.
+
     Args:
         numbers: whether numbers are ids; else they are names.
     """
@@ -192,9 +186,8 @@ def _ids(table: Table, values: NDArray[Any], column: str, classes: tuple[str, ..
     outside = np.flatnonzero((ids < 0) | (ids >= len(classes)))
     if len(outside):
         shown = values[outside].tolist()[0]
-        names = ", ".join([*classes[:_SHOWN], *["..."] * (len(classes) > _SHOWN)])
         what = f"label {shown!r} in column {column!r} is none of the {len(classes)} classes"
-        raise UsageError(f"{table.at(outside[0])}: {what}: {names}")
+        raise UsageError(f"{table.at(outside[0])}: {what}: {first_few(classes, _SHOWN)}")
     return ids
 
 
@@ -207,7 +200,7 @@ def _no_classes(column: pa.ChunkedArray, values: NDArray[Any]) -> str | None:
 
 
 def _are_quantities(values: NDArray[Any]) -> bool:
-    """Whether labels ``(N,)`` are numbers, or are written as numbers, of which some are not whole."""
+    """Whether labels ``(N,)`` are numbers, or texts that are numbers, and not all of them whole."""
     try:
         numbers = values.astype(np.float64)
     except (TypeError, ValueError):

@@ -9,59 +9,22 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedpriv.data.assembling import assemble
 from fedpriv.data.dataset import Opened
 from fedpriv.data.tables.columns import Columns
+from fedpriv.data.tables.samples_in_files import SamplesInFiles
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
-    import datasets
-    import pyarrow as pa
-
     from fedpriv.data.tables.files import Table
 
 TASKS = ("damage_severity", "disaster_types", "humanitarian", "informative")
 """The columns of labels."""
-HAD = "MEDIC is had at crisisnlp.qcri.org/medic; its folder goes to <dir>/medic_images, and <dir> is --data-dir or FEDPRIV_DATA"
+WHERE = "MEDIC is at crisisnlp.qcri.org/medic; its folder goes to <dir>/medic_images, and <dir> is --data-dir or FEDPRIV_DATA"
 _PATH = "image_path"
-
-
-@dataclass(frozen=True)
-class ImageTable:
-    """Images by path, as a :class:`fedpriv.data.tables.files.Table` with the columns image and label, read on access."""
-
-    origin: str
-    images: tuple[Path, ...]
-    labels: tuple[int, ...]
-    classes: tuple[str, ...]
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return self.images
-
-    def at(self, row: int) -> str:
-        return str(self.images[row])
-
-    def written(self, name: str) -> None:
-        return None
-
-    @cached_property
-    def features(self) -> datasets.Features:
-        import datasets
-
-        return datasets.Features({"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=list(self.classes))})
-
-    def column(self, name: str) -> pa.ChunkedArray:
-        import pyarrow as pa
-
-        paths = ({"bytes": None, "path": str(image)} for image in self.images)
-        values: list[Any] = list(paths) if name == "image" else list(self.labels)
-        return pa.chunked_array([pa.array(values, type=self.features.arrow_schema.field(name).type)])
 
 
 def medic_opener(task: str) -> Callable[[Path | None], Opened]:
@@ -73,13 +36,13 @@ def medic_opener(task: str) -> Callable[[Path | None], Opened]:
     def open_(data_dir: Path | None) -> Opened:
         folder = data_dir / "medic_images" if data_dir else None
         if folder is None or not folder.is_dir():
-            raise UsageError(f"medic_{task} is not at {folder or '<dir>/medic_images'}: {HAD}")
+            raise UsageError(f"medic_{task} is not at {folder or '<dir>/medic_images'}: {WHERE}")
         rows = {split: _read(folder / f"MEDIC_{split}.tsv", task) for split in ("train", "test")}
         classes = tuple(sorted({label for _, label in rows["train"]}))
         if unknown := sorted({label for _, label in rows["test"]} - set(classes)):
             raise UsageError(f"{folder / 'MEDIC_test.tsv'}: no training image has the {task} {unknown[0]!r}")
         tables: list[Table] = [
-            ImageTable(
+            SamplesInFiles(
                 str(folder / f"MEDIC_{split}.tsv"),
                 tuple(folder / path for path, _ in pairs),
                 tuple(classes.index(label) for _, label in pairs),
@@ -102,7 +65,7 @@ def _read(file: Path, task: str) -> list[tuple[str, str]]:
                 raise UsageError(f"{file} has no column {min(missing)!r}; its columns are: {', '.join(reader.fieldnames or ())}")
             rows = [(row[_PATH], row[task]) for row in reader]
     except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}; {HAD}") from None
+        raise UsageError(f"{file}: {error.strerror}; {WHERE}") from None
     for number, (path, label) in enumerate(rows, 2):
         if not path or not label:
             raise UsageError(f"{file}, line {number} has no {_PATH if not path else task}")

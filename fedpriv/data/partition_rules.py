@@ -1,4 +1,4 @@
-"""Dealers, which make partitions: their input and output, their registry, and common functions."""
+"""Partition rules: their input and output, their registry, and common functions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PartitionTask:
     generator.
 
     Attributes:
-        owners: whose each sample is; ``None``: the data do not say.
+        owners: the client of each sample; ``None``: the data do not say.
         seed: of ``rng``, for a rule with a generator of its own.
         names: of the classes, for messages; empty: they have none.
     """

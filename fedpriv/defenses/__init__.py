@@ -21,7 +21,7 @@ from fedpriv.wire import Transform
 registry: Registry[type[Transform]] = Registry(
     "transform", "fedpriv.transforms", ["fedpriv.defenses"], is_dataclass_of("__call__"), "a frozen dataclass that can be called"
 )
-register, find_transform = registry.register, registry.find
+register = registry.register
 
 _IN_ORDER = {
     "mask": Mask,

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import torch
+from torch import Tensor
 
-from pydantic import Field
-
-from fedpriv.defenses.noise import add_noise
-from fedpriv.defenses.stage import Stage, transform
-from fedpriv.wire import Payload, TransformContext
+from fedpriv.defenses.noise import Noise
+from fedpriv.defenses.stage import transform
+from fedpriv.wire import RandomStream
 
 
 @transform
-class Gaussian:
+class Gaussian(Noise):
     """Add N(0, variance) to every entry of the model tensors (Zhu et al. 2019; MpFedcon, table 4); without an epsilon."""
 
-    stage: ClassVar[Stage] = Stage.NOISE
-    variance: float = Field(1e-3, ge=0, description="variance of the noise per entry; 0 adds none")
-
-    def __call__(self, payload: Payload, context: TransformContext) -> Payload:
-        return add_noise(payload, context, self.variance, context.noise.normal, str(self))
-
-    @property
-    def noise_variance(self) -> float:
-        return self.variance
+    def draw(self, noise: RandomStream, shape: torch.Size) -> Tensor:
+        return noise.normal(shape)
 
     def __str__(self) -> str:
         return f"gaussian({self.variance:g})"

@@ -8,36 +8,49 @@ variance hides depends on the size of the change, so the ratio is reported. It i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from typing import ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedpriv.defenses.change import changes, model_tensors
+from fedpriv.defenses.stage import Stage, transform
 from fedpriv.parameters import layer_of
-from fedpriv.wire import Payload, TransformContext
+from fedpriv.wire import Payload, RandomStream, TransformContext
 from fedpriv.wire.coding import RUNNING_VAR
-
-Draw = Callable[[torch.Size], Tensor]
-"""Shape -> noise with variance 1."""
 
 SNR = "snr_db/"
 """Prefix of the metrics with signal-to-noise ratios."""
 _SILENCE = 1e-30  # stands for a power of zero, which has no logarithm
 
 
-def add_noise(payload: Payload, context: TransformContext, variance: float, draw: Draw, note: str) -> Payload:
-    """Add noise to every entry of the model tensors, and report the signal-to-noise ratio of each layer."""
-    if not variance:
-        return payload.with_tensors(payload.tensors, note)
-    report_snr(payload, context, variance)
-    noisy = dict(payload.tensors)
-    for name, tensor in model_tensors(payload).items():
-        noise = math.sqrt(variance) * draw(tensor.shape)
-        noisy[name] = tensor + noise.to(tensor)
-        if name.endswith(RUNNING_VAR):
-            noisy[name].clamp_(min=0)  # a negative running variance would make outputs NaN
-    return payload.with_tensors(noisy, note)
+@transform
+class Noise:
+    """Add noise to every entry of the model tensors, and report the signal-to-noise ratio of each layer; a base class."""
+
+    stage: ClassVar[Stage] = Stage.NOISE
+    variance: float = Field(1e-3, ge=0, description="variance of the noise per entry; 0 adds none")
+
+    def draw(self, noise: RandomStream, shape: torch.Size) -> Tensor:
+        """Noise of this shape with variance 1."""
+        raise NotImplementedError
+
+    def __call__(self, payload: Payload, context: TransformContext) -> Payload:
+        if not self.variance:
+            return payload.with_tensors(payload.tensors, str(self))
+        report_snr(payload, context, self.variance)
+        noisy = dict(payload.tensors)
+        for name, tensor in model_tensors(payload).items():
+            noise = math.sqrt(self.variance) * self.draw(context.noise, tensor.shape)
+            noisy[name] = tensor + noise.to(tensor)
+            if name.endswith(RUNNING_VAR):
+                noisy[name].clamp_(min=0)  # a negative running variance would make outputs NaN
+        return payload.with_tensors(noisy, str(self))
+
+    @property
+    def noise_variance(self) -> float:
+        return self.variance
 
 
 def report_snr(payload: Payload, context: TransformContext, variance: float) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedpriv.config import RunConfig, filled
 from fedpriv.defenses import build_transforms
-from fedpriv.deploy.handshake import HANDSHAKE
+from fedpriv.deploy.facts import HANDSHAKE
 from fedpriv.errors import UsageError
 from fedpriv.evaluation.probe_during_run import PROBE
 from fedpriv.methods import find_method

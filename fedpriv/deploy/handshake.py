@@ -1,37 +1,23 @@
-"""What clients declare before the first round, and the checks that they fit together."""
+"""The checks that clients fit to the server, and to each other, by what they declare before the first round."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cache, partial
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
-import fedpriv
-from fedpriv.agreement import Declared
-from fedpriv.config import RunConfig, parse
+from fedpriv.config import RunConfig
 from fedpriv.data.statistics.fitting import ColumnForm, SampleKind
+from fedpriv.deploy.facts import Facts, class_names
 from fedpriv.deploy.frames import one_line
+from fedpriv.deploy.versions import check_code
 from fedpriv.errors import UsageError
 from fedpriv.models.text.pretrained import BUILT_IN
 from fedpriv.models.user_net import is_user_net
-from fedpriv.samples import Modality
 from fedpriv.simulation.inputs.unseen import SampleForm
 from fedpriv.untrusted.names import shortened
 
-HANDSHAKE = "handshake"
-"""The name of the run in frames that are sent before there is one."""
-WITHOUT_EFFECT = frozenset(
-    {
-        *("api", "attacks", "audit", "cli", "experiments", "flower", "frontier", "nvflare"),
-        *("plots", "prediction", "recorder", "tracking"),
-    }
-)
-"""Packages on which no message and no state of a deployed run depends: with others of them, runs and clients go on."""
 MAX_CLOCK_DIFFERENCE = 300.0
 """Seconds; certificates, keys and times to live depend on the clocks."""
 _SUGGESTED = re.compile(
@@ -42,79 +28,6 @@ _SUGGESTED = re.compile(
 """Config keys that a data set may suggest values for."""
 MAX_SAMPLES = 2**31 - 1
 """The most samples that a client may declare. The server cannot check the number, and weights uploads by it."""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """All that a client declares about itself and its data.
-
-    Attributes:
-        code: its fedpriv (:func:`code_version`).
-        time: the client's clock, in seconds since 1970.
-        train, test: numbers of samples.
-        lacks: the modality that is missing, if the samples are incomplete image-text pairs.
-        default_model, suggests: what the data set suggests for config keys that are not set.
-        partition: hash of the partition that the client takes its share of; ``None``: its data are its own.
-        unscaled: what is to be known of its samples before they can be scaled and coded; ``None``: it is known.
-        covered: what its file requires for its training data, which does not cover fine-tuning before tests.
-    """
-
-    client: int
-    code: str
-    time: float
-    form: SampleForm
-    classes: tuple[str, ...]
-    train: int
-    test: int
-    default_model: str
-    lacks: Modality | None = None
-    suggests: Mapping[str, Any] = field(default_factory=dict)
-    partition: str | None = None
-    unscaled: SampleKind | None = None
-    covered: Literal["epsilon", "secure aggregation"] | None = None
-
-    @property
-    def samples(self) -> dict[str, int]:
-        """Numbers of training and test samples."""
-        return {"train": self.train, "test": self.test}
-
-    @classmethod
-    def parse(cls, values: Any, client: int) -> Facts:
-        """Read a client's declaration from JSON; :class:`UsageError` if it is invalid."""
-        return parse(cls, values, f"what client {client} declares")
-
-
-@cache
-def code_version() -> str:
-    """The version of this fedpriv, and after a ``+`` a hash of the source files that a run depends on."""
-    root = Path(fedpriv.__file__).parent
-    digest = hashlib.sha256()
-    for file in sorted(root.rglob("*.py")):
-        if file.relative_to(root).parts[0] not in WITHOUT_EFFECT:
-            digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
-    return f"{version('fedpriv')}+{digest.hexdigest()[:12]}"
-
-
-def code_hash(code: str) -> str:
-    """The hash in a :func:`code_version`. Where it is the same, server and clients compute the same, whatever their versions."""
-    return code.rpartition("+")[2]
-
-
-def check_code(code: object, what_runs: str) -> None:
-    """Check that some code computes the same as that of this process.
-
-    Args:
-        code: its :func:`code_version`, as another side says.
-        what_runs: subject and verb of the message, such as ``client 2 runs``.
-
-    Raises:
-        UsageError: it does not.
-    """
-    if not isinstance(code, str) or code_hash(code) != code_hash(code_version()):
-        raise UsageError(
-            f"{what_runs} fedpriv {one_line(code)}, and here is fedpriv {code_version()}, which may compute other numbers; "
-            "install the same version on all machines, and start them again"
-        )
 
 
 def check_together(facts: Sequence[Facts]) -> None:
@@ -186,11 +99,6 @@ def _majority(samples: Mapping[int, int], what: str) -> list[str]:
 
 def _is_table(facts: Facts) -> bool:
     return facts.unscaled is not None and bool(facts.unscaled.columns)
-
-
-def class_names(facts: Sequence[Facts]) -> tuple[str, ...]:
-    """The classes of all clients: those of the client that has most. Of tables, others may lack some."""
-    return max((client.classes for client in facts), key=len)
 
 
 def warn_of_classes(facts: Sequence[Facts]) -> list[str]:
@@ -277,59 +185,6 @@ def _check_classes(facts: Sequence[Facts], client: Facts) -> None:
             f"client {client.client} has the classes {one_line(describe(client.classes))}, client {largest.client} "
             f"{one_line(describe(names))}; a client may lack classes, and have no others"
         )
-
-
-def declared(facts: Sequence[Facts]) -> Declared:
-    """What the server knows about the clients' data."""
-    sizes = {client.client: client.train for client in facts if client.train}
-    lacks = {client.client: client.lacks for client in facts if client.lacks is not None}
-    mean, most, names = sum(sizes.values()) / len(sizes), max(sizes.values()), class_names(facts)
-    return Declared(len(names), sorted(sizes), mean, most, lacks, class_names=names)
-
-
-def declared_to_json(known: Declared) -> dict[str, Any]:
-    """A declaration for the clients, as JSON values."""
-    lacks = [[client, modality] for client, modality in sorted(known.lacks.items())]
-    return asdict(known) | {"trainable": list(known.trainable), "lacks": lacks}
-
-
-def declared_from_json(values: Any) -> Declared:
-    """The inverse of :func:`declared_to_json`; :class:`UsageError` if the values are invalid."""
-    lacks = values.get("lacks") if isinstance(values, dict) else None
-    if not isinstance(lacks, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in lacks):
-        raise UsageError("what the server declares: no list of who lacks what")
-    return parse(Declared, {**values, "lacks": dict(lacks)}, "what the server declares")
-
-
-@dataclass(frozen=True)
-class DisjointClients:
-    """A partition whose samples are unknown: no sample is assumed to be at two clients.
-
-    Attributes:
-        sizes: client -> number of training samples.
-    """
-
-    sizes: Mapping[int, int]
-
-    def holders(self) -> list[tuple[int, ...]]:
-        """Groups of clients that hold a common sample: each client alone."""
-        return [(client,) for client in sorted(self.sizes)]
-
-    def distinct(self) -> int:
-        """Number of different samples."""
-        return sum(self.sizes.values())
-
-
-def first_difference(there: RunConfig, here: RunConfig) -> str:
-    """The first dotted key in which two configs differ, with both values."""
-
-    def walk(a: Any, b: Any, path: str) -> str | None:
-        if isinstance(a, dict) and isinstance(b, dict):
-            inner = (walk(a.get(key), b.get(key), f"{path}.{key}") for key in sorted({*a, *b}))
-            return next(filter(None, inner), None)
-        return None if a == b else f"{path[1:]} is {a!r} there and {b!r} here"
-
-    return walk(there.model_dump(mode="json"), here.model_dump(mode="json"), "") or "they do not differ"
 
 
 def _check_same(first: Facts, other: Facts, field: str, what: str, describe: Callable[[Any], str]) -> None:

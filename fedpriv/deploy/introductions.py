@@ -14,20 +14,11 @@ from fedpriv.data.encoding import NumberColumn
 from fedpriv.data.statistics.fitting import SampleKind
 from fedpriv.deploy.client.requires import fine_tunes_before_tests
 from fedpriv.deploy.deployable import for_clients
+from fedpriv.deploy.facts import HANDSHAKE, DisjointClients, Facts, class_names, declared, training_sizes
 from fedpriv.deploy.frames import Envelope, Frame, one_line
-from fedpriv.deploy.handshake import (
-    HANDSHAKE,
-    DisjointClients,
-    Facts,
-    agreed_kind,
-    check_alone,
-    check_code,
-    check_together,
-    class_names,
-    code_version,
-    declared,
-)
+from fedpriv.deploy.handshake import agreed_kind, check_alone, check_together
 from fedpriv.deploy.remote_clients import Grid
+from fedpriv.deploy.versions import check_code, code_version
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.secure.protocol_checks import check_trains
 from fedpriv.server.best import check_patience
@@ -208,11 +199,6 @@ def _check_given(agreement: Agreement) -> None:
             f"model.init: under method {method.name} clients begin with a part of their own ({names[0]}), and no message brings "
             "them the weights that are given; leave it out, or simulate with `fedpriv train`"
         )
-
-
-def training_sizes(facts: Sequence[Facts]) -> dict[int, int]:
-    """Client -> number of training samples, of the clients that have any."""
-    return {client.client: client.train for client in facts if client.train}
 
 
 def notes_on(agreement: Agreement, facts: Sequence[Facts], statistics: Gathered | None) -> list[str]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fedpriv.agreement import Agreement
-from fedpriv.deploy.client.client_node import UNKNOWN_RUN
+from fedpriv.deploy.client.setups import UNKNOWN_RUN
+from fedpriv.deploy.facts import Facts
 from fedpriv.deploy.frames import Envelope, Frame, one_line
-from fedpriv.deploy.handshake import Facts
 from fedpriv.deploy.transport import NotSent
 from fedpriv.evaluation.protocols import by_client
 from fedpriv.methods.base import ServerState

@@ -11,14 +11,18 @@ import torch
 
 from fedpriv.agreement import Agreement
 from fedpriv.config import RunConfig
+from fedpriv.data.encoding import Encoding
+from fedpriv.data.preprocessing.stored import Preprocessing, ScaledForm, TextForm
+from fedpriv.data.sources import known_scaling
 from fedpriv.deploy.client.agreed_run import initial_digest, row_digest
 from fedpriv.deploy.deployable import deployable, for_clients
+from fedpriv.deploy.facts import Facts, declared_to_json
 from fedpriv.deploy.frames import one_line
-from fedpriv.deploy.handshake import Facts, code_hash, code_version, declared_to_json, warn_of_classes, warn_of_majorities
+from fedpriv.deploy.handshake import warn_of_classes, warn_of_majorities
 from fedpriv.deploy.introductions import Introductions, agreement_of, notes_on
 from fedpriv.deploy.operation.members import Member
-from fedpriv.deploy.preparation import preprocessing_of
 from fedpriv.deploy.remote_clients import Grid, RemoteClients, RemoteScorer
+from fedpriv.deploy.versions import code_hash, code_version
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged, load_json, save_json
 from fedpriv.server.rounds import Server
@@ -78,7 +82,7 @@ def start(
             if statistics is not None:
                 beginning["statistics"] = statistics.to_json()
             executor = "each client on its own machine"
-            if (preprocessing := preprocessing_of(agreement, facts, statistics)) is not None:
+            if (preprocessing := _preprocessing(agreement, facts, statistics)) is not None:
                 preprocessing.save(folder.preprocessing_file)
             save_given(agreement, folder)
             note_beginning(folder, agreement.config, {"partition_hash": partition}, executor=executor, **about)
@@ -191,3 +195,27 @@ def _check_agreed(
                 raise UsageError(
                     f"the {what} of client {client} is {there}, the server's is {here}; the same versions are needed"
                 )
+
+
+def _preprocessing(agreement: Agreement, facts: Sequence[Facts], statistics: Gathered | None) -> Preprocessing | None:
+    """How the clients' samples become inputs; ``None``: they alone know by what their images are scaled.
+
+    Args:
+        statistics: of the clients' training rows; ``None``: they were not asked for any.
+    """
+    first, config = facts[0], agreement.config
+    shape, encoding = first.form.shape, Encoding() if statistics is None else statistics.encoding
+    image = array = text = None
+    if first.form.words is not None:
+        assert config.data.max_tokens is not None
+        text = TextForm(config.data.max_tokens, first.form.words)
+    if shape is not None and first.unscaled is not None and not first.unscaled.images:
+        array = ScaledForm(shape, encoding.mean, encoding.std)
+    elif shape is not None:
+        mean, std = encoding.mean, encoding.std
+        if not mean:
+            mean, std = known_scaling(config.data, shape[0], named=first.partition is not None)
+        if not mean:
+            return None
+        image = ScaledForm(shape, mean, std)
+    return Preprocessing(agreement.declared.class_names or first.classes, encoding.columns, image, text, array, encoding.target)

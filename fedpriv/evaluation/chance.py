@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import mean, stdev
 
 import torch
+from torch import Tensor
 
 from fedpriv.config import RunConfig
 from fedpriv.data.federated import FederatedData
@@ -25,21 +26,24 @@ def chance(data: FederatedData, method: Method, config: RunConfig, classes: int)
     If all clients are tested with the same model, there is one constant for all; if each has its own model, it is the most
     frequent class of each client (an accuracy of one half with two balanced classes).
     """
-    split = config.eval.split
-    labels = data.labels(split)
-    best, total, tested = list[float](), torch.zeros(classes, dtype=torch.float64), []
+    shares = _class_shares(data, config, classes)
+    total = sum(shares.values(), torch.zeros(classes, dtype=torch.float64))
+    best = float(total.max()) if _is_one_model(method, config) else math.fsum(float(share.max()) for share in shares.values())
+    tested = torch.cat([data.indices(config.eval.split, client) for client in shares])
+    return best / len(shares), len(set(tested.tolist()))
+
+
+def _class_shares(data: FederatedData, config: RunConfig, classes: int) -> dict[int, Tensor]:
+    """Tested client -> the share ``(C,)`` of each class among its test samples."""
+    split, shares = config.eval.split, dict[int, Tensor]()
     for client in range(config.data.clients):
         if len(index := data.indices(split, client)):
             weights = data.weights(split, client)
             # On the CPU: on a GPU, weighted sums are not deterministic.
             weights = None if weights is None else weights.cpu()
-            counts = torch.bincount(labels[index].cpu(), weights=weights, minlength=classes).double()
-            share = counts / counts.sum()
-            best.append(float(share.max()))
-            total += share
-            tested.append(index)
-    constant = float(total.max()) / len(best) if _is_one_model(method, config) else math.fsum(best) / len(best)
-    return constant, len(set(torch.cat(tested).tolist()))
+            counts = torch.bincount(data.labels(split)[index].cpu(), weights=weights, minlength=classes).double()
+            shares[client] = counts / counts.sum()
+    return shares
 
 
 def constant_scores(data: FederatedData, method: Method, config: RunConfig, task: Task) -> dict[str, float]:
@@ -55,7 +59,7 @@ def constant_scores(data: FederatedData, method: Method, config: RunConfig, task
 
 
 def _training_mean(data: FederatedData, config: RunConfig, task: Task) -> list[Predictions]:
-    """Of each tested client, the mean of all clients' training labels as the answer to every sample."""
+    """Predictions for each tested client: for every sample, the mean of all clients' training labels."""
     trained = torch.cat([data.indices("train", client) for client in range(config.data.clients)])
     constant = data.labels("train")[trained].double().mean()
     split, predictions = config.eval.split, list[Predictions]()
@@ -67,20 +71,13 @@ def _training_mean(data: FederatedData, config: RunConfig, task: Task) -> list[P
 
 
 def _most_frequent(data: FederatedData, method: Method, config: RunConfig, classes: int) -> list[Predictions]:
-    """Of each tested client, the most frequent class as the answer to every sample."""
-    split, labels = config.eval.split, data.labels(config.eval.split)
-    tested = [client for client in range(config.data.clients) if len(data.indices(split, client))]
-    answers = []
-    for client in tested:
-        weights = data.weights(split, client)
-        counted = None if weights is None else weights.cpu()
-        counts = torch.bincount(labels[data.indices(split, client)].cpu(), weights=counted, minlength=classes).double()
-        answers.append((client, counts / counts.sum()))
-    common = torch.stack([shares for _, shares in answers]).mean(0) if _is_one_model(method, config) else None
+    """Predictions for each tested client: for every sample, the most frequent class."""
+    split, answers = config.eval.split, _class_shares(data, config, classes)
+    common = torch.stack(list(answers.values())).mean(0) if _is_one_model(method, config) else None
     predictions = []
-    for client, own in answers:
+    for client, own in answers.items():
         shares = own if common is None else common
-        held = labels[data.indices(split, client)]
+        held = data.labels(split)[data.indices(split, client)]
         logits = (shares.log() - 1e-9 * torch.arange(classes)).expand(len(held), -1)  # of equal shares, the first class
         predictions.append(Predictions.of(logits, held.cpu(), data.weights(split, client)))
     return predictions

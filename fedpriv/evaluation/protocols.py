@@ -84,7 +84,7 @@ def by_client(
         sizes: as for :func:`client_summary`.
         usual: a score that is there even if no client was tested.
 
-    Of a score of the user's own, of which fedpriv does not know which values are better, there are no worst and best clients.
+    A score of the user's own has no worst and best clients, as it is not known which of its values are better.
     """
     summaries, columns = dict[str, float](), PerClient()
     for name in measured([usual.name], *(scores for scores in clients if scores is not None)):

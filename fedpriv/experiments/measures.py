@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedpriv.experiments.claims import Judgement, Results, judge, metric
-from fedpriv.experiments.divergence import Divergence
 from fedpriv.experiments.paired import until_as_good
-from fedpriv.experiments.results import Result
+from fedpriv.experiments.results import Divergence, Result
 from fedpriv.experiments.spec import Experiment
 from fedpriv.experiments.stored import divergences, stored_results
 from fedpriv.scores.catalogue import ACCURACY, Score, score_named
@@ -30,8 +29,8 @@ class MethodRow:
         probe: share of the labels -> accuracy of a linear classifier on the last encoder; empty where the run was not probed.
         sd: standard deviation over the seeds (n - 1); ``None`` with one seed.
         tested_at_end: whether only the last rounds are tested as the method is meant.
-        never_trained: seed -> number of clients that had no local update (of which none counted, in results that record
-            divergence).
+        never_trained: seed -> number of clients without a local update; in results that record divergence, without one that
+            counted.
         dropped: seed -> number of local updates that diverged and were left out, of how many; only where there were some.
         bytes_per_round: of a round of training, without the broadcast of round 0.
     """

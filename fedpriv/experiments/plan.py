@@ -13,9 +13,10 @@ from typing import Any
 from fedpriv.config import RunConfig, parse
 from fedpriv.errors import FedprivError
 from fedpriv.experiments.leakage import describes_cells, read_leakage, run_cells
-from fedpriv.experiments.results import Result, difference
+from fedpriv.experiments.results import Result
 from fedpriv.experiments.spec import Experiment, merge, read, yamls
 from fedpriv.experiments.stored import divergences, stored_results
+from fedpriv.experiments.validity import difference
 from fedpriv.simulation.run import start
 from fedpriv.storage.provenance import processor
 from fedpriv.storage.run_folder import RunFolder
@@ -175,17 +176,12 @@ def _measured_cost(results: dict[int, Result]) -> tuple[float | None, str]:
     here = processor()
     alike = {seed: result for seed, result in results.items() if result.processor == here}
     chosen = alike or results
-    costs = [cost for result in chosen.values() if (cost := _seconds(result)) is not None]
+    spent = [(result.core_seconds, result.summary["rounds"]) for result in chosen.values()]
+    costs = [seconds / rounds for seconds, rounds in spent if seconds is not None]
     if not costs:
         return None, "not measured"
     seeds = ", ".join(map(str, sorted(chosen)))
     return math.fsum(costs) / len(costs), f"seed{'s' * (len(chosen) > 1)} {seeds}{'' if alike else ', another processor'}"
-
-
-def _seconds(result: Result) -> float | None:
-    """:attr:`Result.core_seconds` of a round."""
-    spent = result.core_seconds
-    return None if spent is None else spent / float(result.summary["rounds"])
 
 
 def _trained(experiment: Experiment, runs_dir: Path, label: str, seed: int) -> int:

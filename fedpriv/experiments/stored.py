@@ -11,9 +11,9 @@ from pathlib import Path
 
 from fedpriv.config import RunConfig
 from fedpriv.errors import FedprivError
-from fedpriv.experiments.divergence import Divergence
-from fedpriv.experiments.results import Result, StoredRun, made_otherwise
+from fedpriv.experiments.results import Divergence, Result, StoredRun
 from fedpriv.experiments.spec import Experiment
+from fedpriv.experiments.validity import made_otherwise
 
 
 def stored_results(experiment: Experiment) -> tuple[dict[str, dict[int, Result]], dict[str, str], list[str]]:

@@ -51,7 +51,7 @@ class Trade:
         membership_not_tried: why membership attacks were not tried, by attack.
         bytes: sent in both directions, in the whole run.
         answer: the audit's answer in a few words.
-        unmet: the conditions of the target that it does not meet, or of which this is not known.
+        unmet: the conditions of the target that it does not meet, or may not meet, as it is not known.
     """
 
     label: str
@@ -99,14 +99,9 @@ class Trade:
 
 
 def trade(
-    label: str,
-    method: str,
-    defence: str,
-    run: AuditedRun,
-    accuracies: Sequence[float],
-    target: Sequence[Condition],
+    label: str, method: str, defence: str, run: AuditedRun, accuracies: Sequence[float], target: Sequence[Condition],
     scores: Sequence[float] = (),
-) -> Trade:
+) -> Trade:  # fmt: skip
     """An audited run as a trade.
 
     Args:

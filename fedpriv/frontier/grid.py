@@ -22,7 +22,7 @@ _NUMBER = r"-?[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})")
 _RANGED = re.compile(r"(\w+)=[^=]*$")
 FALLING = ("fraction", "norm", "target_epsilon")
-"""Options of which a greater value is a weaker defence. The clip of dp-sample is not one: its noise grows with the clip."""
+"""Options that weaken the defence as they grow. The clip of dp-sample does not: its noise grows with it."""
 WHOLE = ("last", "bits")
 """Options that are whole numbers, few enough to try each."""
 ANY_EXECUTOR = {"name": "auto", "group_size": None, "compile": "none"}

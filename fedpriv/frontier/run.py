@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,23 +14,21 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fedpriv.audit import report
-from fedpriv.audit.conditions import Condition
 from fedpriv.audit.results.audit import AuditedRun
 from fedpriv.audit.results.stored import to_json
-from fedpriv.audit.run_audit import Audited, AuditOptions
+from fedpriv.audit.run_audit import Audited
 from fedpriv.config import RunConfig
-from fedpriv.defenses import build_transforms
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.experiments.runner import run as run_all
 from fedpriv.experiments.spec import RunsOfACommand
 from fedpriv.files import Damaged, check_place, load_json, save_json, write_atomically
 from fedpriv.frontier.decision import Trade, most_accurate, nearest, pareto_optimal, trade
-from fedpriv.frontier.grid import Defence, Point, grid, point
+from fedpriv.frontier.grid import Defence, Point
 from fedpriv.frontier.picture import draw
+from fedpriv.frontier.plan import Plan
 from fedpriv.frontier.result import Confirmation, DefenceSearch, Frontier
-from fedpriv.frontier.search import BY_REPLAY, Replayed, Search, measured, search
+from fedpriv.frontier.search import Replayed, Search, measured, search
 from fedpriv.frontier.show import markdown
-from fedpriv.methods.build import with_options
 from fedpriv.seeding import with_threads
 from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking import parent_run, sync
@@ -40,67 +38,6 @@ FRESH = 1000
 """Added to the seed of the grid for a run that confirms a point."""
 MOST_CONFIRMED = 3
 """Points that are tried in turn, each on a seed of its own, where the one before did not hold there."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to try.
-
-    Attributes:
-        base: values of a config (``fedpriv train --config``).
-        where: what they are, for errors.
-        target: conditions that a point has to meet; empty: none is chosen.
-        jobs: processes at a time, each with one torch thread.
-    """
-
-    base: Mapping[str, Any]
-    where: str
-    methods: Sequence[str]
-    defences: Sequence[Defence]
-    target: Sequence[Condition]
-    audit: AuditOptions
-    jobs: int
-    command: str
-
-    @property
-    def seed(self) -> int:
-        """The seed of the grid and of the search."""
-        return int(self.base.get("seed") or 0)
-
-    def points(self) -> list[Point]:
-        """The points that need no search.
-
-        Raises:
-            UsageError: a config cannot be right, also at an end of a range; no messages would be kept; or there is nothing to
-                search for, or no way to.
-        """
-        points = grid(self.base, self.methods, self.defences, self.where)
-        ends = [
-            self.point(method, defence.at(end))
-            for method in self.methods
-            for defence in self.defences
-            for end in defence.range or ()
-        ]
-        for each in (*points, *ends):
-            build_transforms(with_options(each.config).wire.transforms)  # refuses names and options before anything is trained
-            if each.config.wire.keep_payloads == "none":
-                raise UsageError(f"{self.where}: wire.keep_payloads is none, so there would be nothing to attack")
-        measures = {condition.measure for condition in self.target}
-        if lower := [condition for condition in self.target if condition.compare in (">", ">=")]:
-            raise UsageError(f"--target {lower[0]}: a target bounds what may leak from above, such as {lower[0].measure}<=0.05")
-        if not self.audit.membership_shadows and "membership_auc" in measures:
-            raise UsageError("--target membership_auc needs --membership-shadows, an even number of at least 4")
-        if ends and measures.isdisjoint(BY_REPLAY):
-            known = " or ".join(BY_REPLAY)
-            raise UsageError(f"--defenses with a range needs a --target on {known}, such as recovered<=0.05, to search for")
-        if summed := next((end for end in ends if end.config.wire.secure_aggregation), None):
-            why = "a search replays single uploads, and with secure aggregation the server has their sum alone"
-            raise UsageError(f"--defenses with a range: {why}; list the values, such as {summed.defence}")
-        return points
-
-    def point(self, method: str, defence: Defence) -> Point:
-        """The config of a method with a defence."""
-        return point(self.base, method, defence, self.where)
 
 
 def frontier(plan: Plan, folder: Path, say: Say) -> Frontier:

@@ -23,7 +23,8 @@ from fedpriv.audit.record.shadow_updates import ShadowResult, ShadowUpdates
 from fedpriv.audit.record.views import recorded
 from fedpriv.audit.results.audit import AuditedRun, Part
 from fedpriv.audit.results.cost import Cost
-from fedpriv.audit.run_audit import AuditOptions, on_images, on_rows, on_texts
+from fedpriv.audit.run_audit import AuditOptions
+from fedpriv.audit.samples import on_images, on_rows, on_texts
 from fedpriv.config import RunConfig
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.frontier.grid import ANY_EXECUTOR

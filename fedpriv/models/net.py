@@ -71,7 +71,7 @@ class Net(nn.Module):
     predictor: nn.Module | None
     head: nn.Module
     names_before: Mapping[str, str] = {}
-    """Of a net of the user: the name of a tensor in its own state dict -> the name here, which starts with the role."""
+    """For nets of the user: name of a tensor in their own state dict -> its name here, which starts with the role."""
 
     def __init__(
         self,

@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedpriv.models.net import Net
-from fedpriv.models.state import fixed_randomness, random_samples, unchanged
+from fedpriv.models.snapshot import unchanged
+from fedpriv.models.state import fixed_randomness, random_samples
 from fedpriv.parameters import layer_of
 
 
@@ -52,18 +53,12 @@ def order_of(net: Net) -> Order:
     trainable = [name for name, parameter in parameters.items() if parameter.requires_grad]
     apart = [name for name in trainable if name not in positions]
     in_order = sorted((name for name in trainable if name in positions), key=lambda name: by_layer[layer_of(name)])
-    by_linear = {
-        where: max(used)
-        for where, module in net.named_modules()
-        if isinstance(module, nn.Linear)
-        and (used := [positions[name] for name in _parameter_names(where, module) if name in positions])
-    }
+    by_linear = dict[str, int]()
+    for where, module in net.named_modules():
+        names = [f"{where}.{name}" for name, _ in module.named_parameters()]  # also those of a parametrisation of its weights
+        if isinstance(module, nn.Linear) and (used := [positions[name] for name in names if name in positions]):
+            by_linear[where] = max(used)
     return Order((*apart, *in_order), frozenset(apart), tuple(sorted(by_linear, key=by_linear.__getitem__)))
-
-
-def _parameter_names(where: str, module: nn.Module) -> Iterable[str]:
-    """The full names of a module's parameters, including those of a parametrisation of its weights."""
-    return (f"{where}.{name}" for name, _ in module.named_parameters())
 
 
 def _positions(net: Net, parameters: dict[str, nn.Parameter]) -> dict[str, int]:

@@ -156,12 +156,18 @@ def assemble(
 
 def predictor_on(k: int, predictor: bool | int) -> nn.Module | None:
     """The predictor for projections of width k, or ``None``; see :func:`build_model`."""
-    return None if predictor is False else _predictor(k, k if predictor is True else predictor)
+    if predictor is False:
+        return None
+    hidden = k if predictor is True else predictor
+    layers = OrderedDict[str, nn.Module](
+        fc1=nn.Linear(k, hidden, bias=False), norm1=nn.BatchNorm1d(hidden), relu1=nn.ReLU(), fc2=nn.Linear(hidden, k)
+    )
+    return nn.Sequential(layers)
 
 
 def _projector(kind: Projector, d: int, k: int) -> nn.Module:
     if kind == "two_layers":
-        return _two_layers(d, d, k)
+        return nn.Sequential(OrderedDict[str, nn.Module](fc1=nn.Linear(d, d), relu1=nn.ReLU(), fc2=nn.Linear(d, k)))
     if kind == "linear":
         return nn.Sequential(OrderedDict[str, nn.Module](fc=nn.Linear(d, k)))
     if kind == "simclr":
@@ -173,21 +179,6 @@ def _projector(kind: Projector, d: int, k: int) -> nn.Module:
 
 def _normalised(width_in: int, width_out: int) -> tuple[nn.Module, nn.Module]:
     return nn.Linear(width_in, width_out, bias=False), nn.BatchNorm1d(width_out)
-
-
-def _two_layers(width_in: int, hidden: int, width_out: int) -> nn.Sequential:
-    layers = [("fc1", nn.Linear(width_in, hidden)), ("relu1", nn.ReLU()), ("fc2", nn.Linear(hidden, width_out))]
-    return nn.Sequential(OrderedDict[str, nn.Module](layers))
-
-
-def _predictor(width: int, hidden: int) -> nn.Sequential:
-    layers = [
-        ("fc1", nn.Linear(width, hidden, bias=False)),
-        ("norm1", nn.BatchNorm1d(hidden)),
-        ("relu1", nn.ReLU()),
-        ("fc2", nn.Linear(hidden, width)),
-    ]
-    return nn.Sequential(OrderedDict[str, nn.Module](layers))
 
 
 def _misfit(spec: ModelSpec, input_shape: Shape) -> str:

@@ -1,19 +1,17 @@
-"""Snapshots of a net's state, and checks that a forward pass leaves no state outside the row.
+"""Checks that a forward pass leaves no state outside the row, by passes of random samples.
 
 The clients of a process share one net: each client sets the row (:class:`fedpriv.parameters.ParameterSpace`), and nothing else.
-    Any other state that a forward pass changes would leak from client to client, and the results would depend on how clients are
-    spread over processes.
+Any other state that a forward pass changes would leak from client to client, and the results would depend on how clients are
+spread over processes.
 """
 
 from __future__ import annotations
 
-import cmath
+import itertools
 import random
 import sys
-from collections import deque
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,182 +19,20 @@ from torch import Tensor, nn
 
 from fedpriv.models.net import Net
 from fedpriv.models.pairs.fusion import Branch, Fusion
+from fedpriv.models.snapshot import State, unchanged, values_of
 from fedpriv.models.text.transformer import TextEncoder
 from fedpriv.parameters import ParameterSpace, constant_buffers
 from fedpriv.samples import Inputs, Pairs, each, join, split
 from fedpriv.seeding import generator, global_rng
 
-_OF_TORCH = frozenset(vars(nn.Module()))
-"""Attributes that every module has."""
 _COUNTER = "num_batches_tracked"
-_DEPTH = 3
-"""Depth up to which nested lists are copied and compared."""
 _TOKENS = 8
 """Number of tokens of random texts."""
 
 
-class _Held(NamedTuple):
-    """A value that a module holds."""
-
-    name: str
-    owner: dict[str, Any]
-    key: str
-    value: Any
-    copied: Any
-    items: Any
-    """The items of a list or dict; otherwise ``None``."""
-    memory: Tensor | None
-    """A tensor with the same memory as the value, so that the memory is not used for another tensor; otherwise ``None``."""
-
-    @property
-    def moved(self) -> bool:
-        """Whether the tensor has other memory now, as after ``tensor.data = ...``."""
-        return self.memory is not None and self.value.data_ptr() != self.memory.data_ptr()
-
-    def refill(self) -> None:
-        """Restore the object's value."""
-        if self.moved:
-            self.value.data = self.memory
-        _refill(self.value, self.copied)
-
-
-class State:
-    """A snapshot of what a net's modules hold.
-
-    It includes parameters, buffers, other tensors, arrays, numbers, random generators, and lists of these. Other objects, such as
-    sparse tensors, are ignored.
-    """
-
-    def __init__(self, net: nn.Module) -> None:
-        self._net = net
-        self._held = list(_held(net))
-        self._names = {held.name for held in self._held}
-
-    def replaced(self) -> Iterator[str]:
-        """The names that now refer to another object, or to none."""
-        return (held.name for held in self._held if held.owner.get(held.key) is not held.value)
-
-    def moved(self) -> Iterator[str]:
-        """The names of tensors that have other memory now."""
-        return (held.name for held in self._held if held.moved)
-
-    def within(self, space: ParameterSpace) -> set[str]:
-        """The names of the tensors in the row, including all names of tied ones."""
-        ids = {id(held.value) for held in self._held if held.name in space}
-        return {held.name for held in self._held if id(held.value) in ids}
-
-    def changed(self) -> Iterator[str]:
-        """The names with another value now, and new names."""
-        yield from (held.name for held in self._held if not _equal(_copied(held.owner.get(held.key)), held.copied))
-        yield from (name for name, *_ in _values(self._net) if name not in self._names)
-
-    def restore(self) -> None:
-        """Restore all objects and their values."""
-        for name, owner, key, _ in list(_values(self._net)):
-            if name not in self._names:
-                del owner[key]
-        for held in self._held:
-            held.owner[held.key] = held.value
-            held.refill()
-            if held.items is not None:
-                held.value.clear()
-                held.value.update(held.items) if isinstance(held.value, dict) else held.value.extend(held.items)
-
-    def refill(self, names: Container[str]) -> None:
-        """Restore the values of ``names`` in their former objects, even if the net has others now."""
-        for held in self._held:
-            if held.name in names:
-                held.refill()
-
-
-def _held(net: nn.Module) -> Iterator[_Held]:
-    for name, owner, key, value in _values(net):
-        items = value.copy() if isinstance(value, list | deque | dict) else None
-        memory = value.data if _is_plain(value) else None
-        yield _Held(name, owner, key, value, _copied(value), items, memory)
-
-
-def _values(net: nn.Module) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
-    """Yield name, attributes of the owning module, key among these, and value of everything that the modules hold."""
-    modules = list(net.named_modules())
-    # Parameters and buffers come first, as other attributes may be views of them.
-    owners = [(where, owner) for where, module in modules for owner in (module._parameters, module._buffers)]
-    owners += [(where, vars(module)) for where, module in modules]
-    for where, owner in owners:
-        for key, value in owner.items():
-            if key not in _OF_TORCH:
-                yield f"{where}.{key}" if where else key, owner, key, value
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a value is a dense tensor with memory of its own; sparse, nested and meta tensors are not."""
-    return isinstance(value, Tensor) and value.layout is torch.strided and not (value.is_nested or value.is_meta)
-
-
-def _copied(value: Any, depth: int = _DEPTH) -> Any:
-    """A copy of a value; ``None`` for objects that are ignored."""
-    if isinstance(value, Tensor):
-        return value.detach().clone() if _is_plain(value) else None
-    if isinstance(value, np.ndarray):
-        return None if value.dtype.hasobject else value.copy()
-    if (state := _generator_state(value)) is not None:
-        return state
-    if isinstance(value, dict) and depth:
-        return {key: _copied(item, depth - 1) for key, item in value.items()}
-    if isinstance(value, list | tuple | deque) and depth:
-        return [_copied(item, depth - 1) for item in value]
-    return value if isinstance(value, bool | int | float | complex | str) else None
-
-
-def _generator_state(value: Any) -> Any:
-    """The state of a random generator of torch, NumPy or Python; ``None`` for other objects."""
-    if isinstance(value, torch.Generator):
-        return value.get_state()
-    if isinstance(value, np.random.Generator):
-        return _copied(value.bit_generator.state)
-    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
-        return value.getstate()
-    return None
-
-
-def _equal(first: Any, second: Any) -> bool:
-    """Whether two copies are equal, where NaN equals NaN."""
-    if isinstance(first, Tensor) and isinstance(second, Tensor):
-        if (first.dtype, first.device, first.shape) != (second.dtype, second.device, second.shape):
-            return False
-        numbers = first.is_floating_point() or first.is_complex()
-        return torch.equal(first, second) or (numbers and torch.allclose(first, second, rtol=0.0, atol=0.0, equal_nan=True))
-    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
-        return first.dtype == second.dtype and np.array_equal(first, second, equal_nan=first.dtype.kind in "fc")
-    if isinstance(first, dict) and isinstance(second, dict):
-        return first.keys() == second.keys() and all(_equal(value, second[key]) for key, value in first.items())
-    if isinstance(first, list) and isinstance(second, list):
-        return len(first) == len(second) and all(map(_equal, first, second))
-    if type(first) is not type(second) or isinstance(first, Tensor | np.ndarray | dict | list):
-        return False
-    return bool(first == second) or (isinstance(first, float | complex) and cmath.isnan(first) and cmath.isnan(second))
-
-
-@torch.no_grad()
-def _refill(value: Any, copied: Any) -> None:
-    if copied is None or (isinstance(value, Tensor | np.ndarray) and _equal(_copied(value), copied)):
-        return  # do not write what is unchanged: it may be read-only
-    if isinstance(value, Tensor):
-        if not any(size > 1 and step == 0 for size, step in zip(value.shape, value.stride(), strict=True)):
-            value.data.copy_(copied)  # an expanded tensor cannot be written; its values are in another one
-    elif isinstance(value, np.ndarray):
-        value[...] = copied
-    elif isinstance(value, torch.Generator):
-        value.set_state(copied)
-    elif isinstance(value, np.random.Generator):
-        value.bit_generator.state = copied
-    elif isinstance(value, random.Random):
-        value.setstate(copied)
-
-
-def random_images(net: Net, seed: int = 0) -> Tensor | None:
+def random_images(net: Net) -> Tensor | None:
     """Two random images ``(2, *input_shape)`` in [0, 1); ``None`` for a net for texts or pairs."""
-    samples = random_samples(net, seed)
+    samples = random_samples(net)
     return samples if isinstance(samples, Tensor) and samples.is_floating_point() else None
 
 
@@ -254,18 +90,6 @@ def samples_interact(net: Net, training: bool = True) -> bool:
         perturbed.restore()
         second = _logits(net, other_batch)[0]
         return not torch.allclose(first, second, rtol=1e-4, atol=1e-5, equal_nan=True)
-
-
-@contextmanager
-def unchanged(net: Net) -> Iterator[State]:
-    """A block after which the net is as before it: its state, a snapshot of which is yielded, and its training modes."""
-    state, modes = State(net), {module: module.training for module in net.modules()}
-    try:
-        yield state
-    finally:
-        state.restore()
-        for module, training in modes.items():
-            module.training = training
 
 
 def changed_by_data(net: Net) -> list[str]:
@@ -337,7 +161,7 @@ def _changed_outside(net: Net, state: State, rows: set[str]) -> list[str]:
 
 
 def _is_whole_number(net: Net, name: str) -> bool:
-    value = next((value for other, _, _, value in _values(net) if other == name), None)
+    value = next((value for other, _, _, value in values_of(net) if other == name), None)
     if isinstance(value, Tensor):
         return value.numel() == 1 and not value.is_floating_point()
     return isinstance(value, bool | int)
@@ -348,7 +172,8 @@ def _depends(net: Net, x: Inputs, state: State, space: ParameterSpace) -> bool:
 
     def results() -> list[Tensor]:
         logits = _pass_both(net, x)
-        return [*logits, *(tensor.detach().clone() for name, tensor in _tensors(net) if name in space)]
+        tensors = itertools.chain(net.named_parameters(), net.named_buffers())
+        return [*logits, *(tensor.detach().clone() for name, tensor in tensors if name in space)]
 
     state.restore()
     expected = results()
@@ -357,11 +182,6 @@ def _depends(net: Net, x: Inputs, state: State, space: ParameterSpace) -> bool:
         _pass_both(net, _other_samples(net, seed))
     state.refill(space)
     return not all(torch.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True) for a, b in zip(expected, results(), strict=True))
-
-
-def _tensors(net: Net) -> Iterator[tuple[str, Tensor]]:
-    yield from net.named_parameters()
-    yield from net.named_buffers()
 
 
 def _pass_both(net: Net, x: Inputs) -> list[Tensor]:

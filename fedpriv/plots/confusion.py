@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpriv.evaluation.protocols import global_summary, per_class
-from fedpriv.plots.curves import save
-from fedpriv.untrusted.names import printable
+from fedpriv.plots.style import save, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,16 +97,14 @@ def draw_confusion(confusion: Confusion, classes: Sequence[str], path: Path) -> 
 def _name(axes: Axes, classes: Sequence[str]) -> None:
     if len(classes) > _MOST_NAMES:
         return
-    # A name such as "$5" must not be read as a formula.
-    names = map(printable, classes)
-    short = [name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…" for name in names]
+    names = short(classes, _LONGEST_NAME)
     size = min(12.0, 420 / len(classes))  # the axes have some 500 points
-    fit = len(classes) <= 12 and max(map(len, short)) * len(short) <= 72
-    numbers = [str(number) for number in range(len(short))]
-    rows = short if fit or short == numbers else [f"{name}  {number}" for name, number in zip(short, numbers, strict=True)]
-    axes.set_xticks(
-        range(len(classes)), short if fit else numbers, fontsize=size, rotation=90 * (len(classes) > 30), parse_math=False
-    )
+    fit = len(classes) <= 12 and max(map(len, names)) * len(names) <= 72
+    numbers = [str(number) for number in range(len(names))]
+    rows = names if fit or names == numbers else [f"{name}  {number}" for name, number in zip(names, numbers, strict=True)]
+    turned = 90 * (len(classes) > 30)
+    # parse_math: a name such as "$5" is no formula.
+    axes.set_xticks(range(len(classes)), names if fit else numbers, fontsize=size, rotation=turned, parse_math=False)
     axes.set_yticks(range(len(classes)), rows, fontsize=size, parse_math=False)
     axes.tick_params(length=2 if len(classes) > _MOST_NUMBERS else 4)
 

@@ -1,14 +1,9 @@
-"""Plots of runs: accuracy over rounds and bytes, and the distribution of accuracy over clients.
-
-Colours are Okabe and Ito's, which suit colour-blind readers. Figures are drawn without pyplot, so no window system is needed
-and no global state changes.
-"""
+"""Plots of runs: accuracy over rounds and bytes, and the distribution of accuracy over clients."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -18,17 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpriv.evaluation.protocols import best, mean, worst_tenth
+from fedpriv.plots.style import BLUE, ORANGE, PALETTE, save, short
 from fedpriv.scores.catalogue import ACCURACY, Score
 from fedpriv.tracking import Record
-from fedpriv.untrusted.names import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-BLUE, ORANGE = "#0072B2", "#D55E00"
-PALETTE = (BLUE, ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 FURTHER = ("#882255", "#999933", "#332288", "#44AA99", "#AA4499", "#777777", "#DDCC77")
 """Tol's muted scheme, for series beyond :data:`PALETTE`. Line styles and markers differ, too, as so many colours look alike."""
 LINES = ("-", "--", ":")  # by repetition of the palette
@@ -42,25 +35,6 @@ _MOST_NAMED, _LONGEST_NAME = 30, 30
 """Most clients whose bars are named, and the longest name that is not cut."""
 _FEW_LINES, _SHORT = 6, 40
 """Most curves with labels of at most so many characters that a legend names; others are numbered, and named in a table."""
-
-_STYLE: Any = {
-    "font.size": 12,
-    "axes.titlesize": 13,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#9a9a9a",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e4e4e4",
-    "grid.linewidth": 0.8,
-    "xtick.color": "#444444",
-    "ytick.color": "#444444",
-    "lines.linewidth": 2.2,
-    "lines.solid_capstyle": "round",
-    "legend.frameon": False,
-}
 
 
 def learning_curve(records: Sequence[Record], path: Path, score: Score = ACCURACY) -> None:
@@ -153,9 +127,8 @@ def per_client_score(values: Sequence[float | None], path: Path, score: Score = 
         axes.set_title(f"{_capital(score.title)} of {len(known)} clients{note}")
         axes.set_xlabel("clients, from worst to best")
         if len(known) <= _MOST_NAMED:
-            own = [printable(names[client] if names else str(client)) for _, client in order]
-            wide = sum(map(len, own)) > 80
-            shown = [name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name in own]
+            shown = short([names[client] if names else str(client) for _, client in order], _LONGEST_NAME)
+            wide = sum(map(len, shown)) > 80
             axes.set_xticks(positions, shown, rotation=90 * wide, fontsize=10 if wide else 12, parse_math=False)
         _limit(axes, score, 1.0)
         axes.grid(axis="x", visible=False)
@@ -339,21 +312,3 @@ def _bytes_axis(axes: Axes) -> None:
 
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(EngFormatter(unit="B"))
-
-
-def styled() -> AbstractContextManager[None]:
-    """A block in which figures get the common style."""
-    import matplotlib
-
-    return matplotlib.rc_context(_STYLE)
-
-
-def save(draw: Callable[[Figure], None], path: Path, size: tuple[float, float]) -> None:
-    """Write the figure that ``draw`` makes, of ``size`` inches and in the common style, as a PNG with 150 dpi."""
-    from matplotlib.figure import Figure
-
-    with styled():
-        figure = Figure(figsize=size, layout="constrained")
-        draw(figure)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)

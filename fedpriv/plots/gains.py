@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedpriv.plots.curves import BLUE, ORANGE, save
+from fedpriv.plots.style import BLUE, ORANGE, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

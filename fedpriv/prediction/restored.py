@@ -109,7 +109,7 @@ def final_model(folder: RunFolder, client: int | str | None = None, best: bool =
     _fill(net, {**constants, **state})
     _complete(net, config, encoder, preprocessing.input_shape)
     names = ("image", "text") if preprocessing.kind == "pairs" else ("",)
-    about = f"{config.called} on {Path(config.data.name).name}, " + (
+    about = f"{config.called} on {Path(folder.facts['dataset']).name}, " + (
         "the server's model" if number is None else f"client {number}'s"
     )
     about += f", of its best round ({chosen['round']})" if best else ""
@@ -118,7 +118,7 @@ def final_model(folder: RunFolder, client: int | str | None = None, best: bool =
 
 
 def _best(folder: RunFolder, summary: dict[str, Any]) -> dict[str, Any]:
-    """What the summary says of the best round.
+    """The summary's entry on the best round.
 
     Raises:
         UsageError: there is none.
@@ -232,7 +232,7 @@ def _fill(net: Net, tensors: dict[str, Tensor]) -> None:
 
 
 def _complete(net: Net, config: RunConfig, encoder: Encoder | None, shape: tuple[int, ...] | None) -> None:
-    """Put frozen encoders, whose features the net was trained on, before what takes these."""
+    """Put the frozen encoders back in front of the layers that were trained on their features."""
     tune, fusion = config.model.tune, net.encoder if isinstance(net.encoder, Fusion) else None
     if encoder is not None and tune == "head":
         with global_rng(config.seed, "frozen", "text"):

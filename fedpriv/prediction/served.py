@@ -1,4 +1,4 @@
-"""What MLflow loads an exported model with: it needs neither the run nor its config."""
+"""Loads an exported model in MLflow, without the run or its config."""
 
 from __future__ import annotations
 

@@ -35,13 +35,9 @@ class NoisyMean:
     expected: float
 
     def __call__(
-        self,
-        server: ServerState,
-        uploads: Sequence[Upload],
-        sent: Mapping[str, Tensor],
-        generator: torch.Generator,
+        self, server: ServerState, uploads: Sequence[Upload], sent: Mapping[str, Tensor], generator: torch.Generator,
         planted: Iterable[Mapping[str, Tensor]] = (),
-    ) -> ServerState:
+    ) -> ServerState:  # fmt: skip
         """The server's next state.
 
         Args:

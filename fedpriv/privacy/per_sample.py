@@ -62,16 +62,9 @@ class ClippedSums:
     """
 
     def __init__(
-        self,
-        net: Net,
-        parameters: Mapping[str, Tensor],
-        received: Mapping[str, Tensor],
-        phase: Phase,
-        loss: Loss,
-        from_features: bool,
-        clip: float,
-        memo: Mapping[str, Tensor] | None = None,
-    ) -> None:
+        self, net: Net, parameters: Mapping[str, Tensor], received: Mapping[str, Tensor], phase: Phase, loss: Loss,
+        from_features: bool, clip: float, memo: Mapping[str, Tensor] | None = None,
+    ) -> None:  # fmt: skip
         self._net, self._clip = Entrance(net), clip
         self._parameters = parameters
         self._trained = {name: tensor for name, tensor in parameters.items() if name.split(".")[0] in phase.trains}

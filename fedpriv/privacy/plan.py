@@ -37,12 +37,7 @@ class SampleHolders(Protocol):
 
 
 def check(
-    config: RunConfig,
-    method: Method,
-    server: ServerState,
-    net: Net,
-    transforms: Sequence[Transform],
-    shares: SampleHolders,
+    config: RunConfig, method: Method, server: ServerState, net: Net, transforms: Sequence[Transform], shares: SampleHolders
 ) -> None:
     """Check that the ledger's epsilon is valid for the run.
 
@@ -117,7 +112,6 @@ def check(
 def _check_apart(config: RunConfig, phases: Sequence[Phase], net: Net) -> None:
     """Check that the chosen clipping can compute per-sample gradients, and that the data change only trained parameters."""
     encoder, modules = config.model.encoder, list(net.modules())
-    x = random_images(net)
     if changed := changed_by_data(net):
         raise UsageError(
             f"privacy.level sample: the forward pass changes {changed[0]} of the net by the data, which no noise covers; use "
@@ -129,20 +123,18 @@ def _check_apart(config: RunConfig, phases: Sequence[Phase], net: Net) -> None:
             "so that one sample could change the gradients of others; use layers that take each sample by itself"
         )
     by_sample = all(module.by_sample for module in modules if isinstance(module, TextEncoder))
-    if config.privacy.clipping == "ghost":
-        if any(isinstance(module, nn.Embedding) and module.weight.requires_grad for module in modules):
-            raise UsageError(
-                f"privacy.clipping = ghost: embeddings of {encoder} are trained, and Opacus cannot separate the samples in those "
-                f"of positions; use {'privacy.clipping = per_sample, or ' if by_sample else ''}model.tune = lora or head"
-            )
-        if x is not None:
-            _check_clipping(config, phases, net, x)
-    elif not by_sample:
+    ghost = config.privacy.clipping == "ghost"
+    if ghost and any(isinstance(module, nn.Embedding) and module.weight.requires_grad for module in modules):
+        raise UsageError(
+            f"privacy.clipping = ghost: embeddings of {encoder} are trained, and Opacus cannot separate the samples in those "
+            f"of positions; use {'privacy.clipping = per_sample, or ' if by_sample else ''}model.tune = lora or head"
+        )
+    if not ghost and not by_sample:
         raise UsageError(
             f"privacy.level sample: torch.func cannot take {encoder} sample by sample, as it has its own masks; "
             "use model.tune = head"
         )
-    elif x is not None:
+    if (x := random_images(net)) is not None:
         _check_clipping(config, phases, net, x)
 
 

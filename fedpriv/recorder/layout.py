@@ -123,14 +123,11 @@ class Facts:
         net: ``package.module:Name`` of a class or function that returns the net, and its keyword ``arguments``; or
             ``transformers:NAME`` of a model's folder or hub name, with options of its config as ``arguments``; or ``net.pt2``, a
             program of ``torch.export`` in the record's folder; ``None``: an audit gets the net by ``--model``.
-        head: name of the module that is called last; ``None``: the linear layer that is called last.
-        classes: number of logits.
-        input_shape: of a sample: of an image ``(C, H, W)``, of a row ``(F,)``, of a text ``(L,)``, its largest number of tokens.
-        columns: of a table, in the order of their entries in a row; empty: the samples are no rows of a table.
-        encoder: of texts, a folder or hub name of transformers that has their tokenizer, or ``minilm``; ``None``: no texts.
-        mean, std: of the normalisation of images in [0, 1], one number or one for each channel.
-        transforms: what each upload went through, as in a config's ``wire.transforms``; ``None``: not known.
+        columns: empty: the samples are no rows of a table.
+        encoder: ``None``: they are no texts.
         framework: such as ``Flower 1.27``.
+
+    The others are as for :func:`fedpriv.recorder.start.recording`.
     """
 
     name: str

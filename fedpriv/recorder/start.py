@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpriv.errors import UsageError
+from fedpriv.errors import UsageError, first_line
 from fedpriv.recorder.layout import PROGRAM, Facts, Training, facts_from
-from fedpriv.recorder.program import program_of
 from fedpriv.recorder.writer import OtherRecord, Recording
+from fedpriv.untrusted.notes import note
 
 if TYPE_CHECKING:
     from torch import nn
@@ -93,7 +95,7 @@ def recording(
     except ValueError as error:
         raise UsageError(f"recording: {error}") from None
     program = None
-    if module is not None and not (path / PROGRAM).exists() and (program := program_of(module, facts)) is None:
+    if module is not None and not (path / PROGRAM).exists() and (program := _program(module, facts)) is None:
         facts = replace(facts, net=None)
     record = Recording(path, facts)
     if program is not None:
@@ -108,6 +110,27 @@ def _as_module(net: object) -> nn.Module | None:
     from torch import nn
 
     return net if isinstance(net, nn.Module) else None
+
+
+def _program(net: nn.Module, facts: Facts) -> bytes | None:
+    """The file of a net in its mode, a program of ``torch.export`` for batches of any size; ``None``, with a note: it cannot be
+    exported."""
+    import torch
+
+    shape = (2, *facts.input_shape)  # one sample would be exported as a batch of one alone
+    probe = torch.zeros(shape, dtype=torch.long) if facts.samples == "texts" else torch.rand(shape)
+    file, batches = BytesIO(), ({0: torch.export.Dim.DYNAMIC},)
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+            warnings.simplefilter("ignore")  # of tensors that the net sets; they are none of its user's concern
+            torch.export.save(torch.export.export(copy.deepcopy(net).cpu(), (probe,), dynamic_shapes=batches), file)
+    except Exception as error:  # of the net, or of what export does not know
+        note(
+            f"the record has no net, as torch.export cannot save it ({first_line(error)}); give it to the audit, "
+            "fedpriv.audit(folder, model=net)"
+        )
+        return None
+    return file.getvalue()
 
 
 def recording_of_run(folder: str | os.PathLike[str], framework: str, run: int | str, facts: Mapping[str, Any]) -> Recording:

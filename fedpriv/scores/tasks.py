@@ -55,14 +55,9 @@ class Task(ABC):
         """
 
     def predictions_of_several(
-        self,
-        outputs: Tensor,
-        labels: Tensor,
-        sizes: Sequence[int],
-        weights: Sequence[Tensor | None],
-        padded: Tensor,
+        self, outputs: Tensor, labels: Tensor, sizes: Sequence[int], weights: Sequence[Tensor | None], padded: Tensor,
         keep: bool = False,
-    ) -> Iterator[Predictions]:
+    ) -> Iterator[Predictions]:  # fmt: skip
         """The predictions of several clients, of outputs ``(K, n, C)`` and labels ``(K, n)`` that are padded to one length.
 
         Args:
@@ -111,14 +106,9 @@ class Classes(Task):
         return Predictions.of(outputs, labels, weights, keep)
 
     def predictions_of_several(
-        self,
-        outputs: Tensor,
-        labels: Tensor,
-        sizes: Sequence[int],
-        weights: Sequence[Tensor | None],
-        padded: Tensor,
+        self, outputs: Tensor, labels: Tensor, sizes: Sequence[int], weights: Sequence[Tensor | None], padded: Tensor,
         keep: bool = False,
-    ) -> Iterator[Predictions]:
+    ) -> Iterator[Predictions]:  # fmt: skip
         predicted = outputs.argmax(2)
         accuracies = (((predicted == labels) * padded).sum(1) / padded.sum(1)).tolist()
         positive, predicted, true = positive_of(outputs), predicted.cpu(), labels.cpu()

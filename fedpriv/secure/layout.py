@@ -7,15 +7,12 @@ from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fedpriv.agreement import Agreement
-from fedpriv.secure.fixed_point import CLIP
+from fedpriv.secure.fixed_point import CLIP, Array
 from fedpriv.wire.message import Refused
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

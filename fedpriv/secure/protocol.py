@@ -222,12 +222,9 @@ def pairwise(private: bytes, public: bytes, label: bytes, own: int, other: int, 
 
 
 def unmasked(
-    uploads: Mapping[int, Words],
-    shared: Collection[int],
-    keys: Mapping[int, PublicKeys],
-    revealed: Mapping[int, Mapping[int, bytes]],
-    label: bytes,
-) -> Words:
+    uploads: Mapping[int, Words], shared: Collection[int], keys: Mapping[int, PublicKeys],
+    revealed: Mapping[int, Mapping[int, bytes]], label: bytes,
+) -> Words:  # fmt: skip
     """The sum ``(p,)`` of the uploads, computed at the server.
 
     Args:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fedpriv.client.client import TEST_CHUNK, Received
+from fedpriv.client.client import TEST_CHUNK
 from fedpriv.client.model import ClientModel
+from fedpriv.client.receiving import Received
 from fedpriv.client.store import ClientStore
 from fedpriv.methods.base import Phase, Private, ServerState
 from fedpriv.models.batched.layers import ForwardContext

@@ -82,7 +82,7 @@ def write_results(
         summary = {
             "run_id": folder.facts["run_id"],
             "method": config.called,
-            "dataset": config.data.name,
+            "dataset": folder.facts["dataset"],
             "seed": config.seed,
             "rounds": progress.round,
             **_ended_early(server),

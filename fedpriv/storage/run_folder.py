@@ -226,8 +226,7 @@ def _may_precede(name: str) -> bool:
     return name.startswith(".") or name.endswith(".part") or name in ("checkpoints", "log.txt")
 
 
-def default_name(config: RunConfig) -> str:
-    """``<date>-<time>-<method>-<data>-s<seed>-<tag>``."""
-    data = Path(config.data.name).name
-    tag = os.urandom(2).hex()
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{config.called}-{data}-s{config.seed}-{tag}"
+def default_name(config: RunConfig, with_data: bool = True) -> str:
+    """``<date>-<time>-<method>-<data>-s<seed>-<tag>``, or without the data."""
+    data = [Path(config.data.name).name] if with_data else []
+    return "-".join([time.strftime("%Y%m%d-%H%M%S"), config.called, *data, f"s{config.seed}", os.urandom(2).hex()])

@@ -8,8 +8,9 @@ from fedpriv.storage.records import Record
 from fedpriv.tracking.access import ForeignStore, named_store, permitted_store, settle_store, whole_address
 from fedpriv.tracking.copiers import ProcessCopier, ThreadCopier, copier_of
 from fedpriv.tracking.folder import find_run, flatten, read_records, read_run
-from fedpriv.tracking.mirror import SyncReport, sync, target_uri
+from fedpriv.tracking.mirror import sync, target_uri
 from fedpriv.tracking.parents import parent_run
+from fedpriv.tracking.sending import SyncReport
 from fedpriv.tracking.store import (
     ServerAway,
     TrackingError,

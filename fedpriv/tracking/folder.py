@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -142,14 +142,11 @@ def read_lines(run_dir: Path, skip: int = 0) -> tuple[list[Record], int]:
 
     An incomplete last line, which is being written or was truncated by a kill, is left out, as are damaged lines.
     """
-    lines = lines_of(run_dir / "metrics.jsonl")
-    return list(_undamaged(lines[skip:])), len(lines)
-
-
-def _undamaged(lines: Sequence[bytes]) -> Iterator[Record]:
-    for line in lines:
+    lines, records = lines_of(run_dir / "metrics.jsonl"), list[Record]()
+    for line in lines[skip:]:
         with suppress(ValueError):
-            yield parsed(line)
+            records.append(parsed(line))
+    return records, len(lines)
 
 
 def read_records(run_dir: Path) -> list[Record]:
@@ -157,19 +154,19 @@ def read_records(run_dir: Path) -> list[Record]:
     return RunFolder(run_dir).records()
 
 
-def audit_metrics(run_dir: Path) -> dict[str, float]:
-    """The metrics of a run's audit; empty if it was not audited.
+def audit_outcome(run_dir: Path) -> tuple[str | None, dict[str, float]]:
+    """The answer of a run's audit in a few words (``Members were identified``; ``None``: it is in no audit), and its metrics.
 
     Raises:
         Damaged: the report does not have the expected form.
     """
     path = run_dir / "audit" / "audit.json"
-    if not path.exists():
-        return {}
     run_id = read_run(run_dir).get("run_id")
     try:
-        runs = [run for run in load_json(path)["runs"] if run["run_id"] == run_id]
-        return {str(name): float(value) for run in runs for name, value in run["metrics"].items()}
+        run = next((run for run in load_json(path)["runs"] if run["run_id"] == run_id), None)
+        if run is None:
+            return None, {}
+        return str(run["answer"]["words"]), {str(name): float(value) for name, value in run["metrics"].items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise Damaged(f"{path} is not what fedpriv writes; `fedpriv audit` writes it anew") from error
 
@@ -292,11 +289,9 @@ def _check_form(form: type[_Form], values: Any, path: Path | str) -> None:
 def _check_links(folder: Path) -> None:
     """Raise :class:`UsageError` if a symbolic link leads out of the folder: its target would be read, uploaded or overwritten."""
     root = folder.resolve()
-    for path in _links(folder):
-        if not path.resolve().is_relative_to(root):
-            raise UsageError(f"{path} is a symbolic link out of the run folder, which is not followed; put a copy in its place")
-
-
-def _links(folder: Path) -> Iterator[Path]:
     for where, folders, files in os.walk(folder):
-        yield from (path for name in (*folders, *files) if (path := Path(where) / name).is_symlink())
+        for path in (Path(where) / name for name in (*folders, *files)):
+            if path.is_symlink() and not path.resolve().is_relative_to(root):
+                raise UsageError(
+                    f"{path} is a symbolic link out of the run folder, which is not followed; put a copy in its place"
+                )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpriv.config import RunConfig
+from fedpriv.config import RunConfig, read_yaml
 from fedpriv.evaluation.protocols import best, worst_tenth
 from fedpriv.scores.catalogue import SCORES
 from fedpriv.storage.records import Record
@@ -72,6 +72,16 @@ def run_name(facts: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     return " · ".join(parts)
 
 
+def description(facts: Mapping[str, Any], run_dir: Path) -> str:
+    """A note on the run (Markdown), with the command that repeats it."""
+    about = read_yaml(run_dir / "config.yaml").get("about") or {}
+    named = {"": about.get("title"), "Owner: ": about.get("owner"), "Data: ": about.get("data")}
+    return "".join(f"{name}{text}\n\n" for name, text in named.items() if text is not None) + (
+        f"{facts['method']} on {dataset_name(facts)}, seed {facts['seed']}. To run it again, with the artifact `config.yaml`:\n\n"
+        f"    fedpriv train --config config.yaml\n\nOn its own machine: `fedpriv audit {run_dir.resolve()}`"
+    )
+
+
 def params(config: Mapping[str, Any]) -> dict[str, str]:
     """Parameters for MLflow: the few config keys that a comparison of runs needs; ``config.yaml``, an artifact, has all."""
     defaults = dict(flatten(RunConfig().model_dump(mode="json")))
@@ -81,7 +91,7 @@ def params(config: Mapping[str, Any]) -> dict[str, str]:
             continue
         left_out = any(key == prefix or key.startswith(f"{prefix}.") for prefix in _ELSEWHERE)
         if not left_out and (key in ALWAYS or key.startswith("method.") or value != defaults.get(key)):
-            values[key] = param_value(value)
+            values[key] = value if isinstance(value, str) and value else json.dumps(value)
     return values
 
 
@@ -144,7 +154,3 @@ def as_points(values: dict[str, float], time_ms: int, step: int) -> list[Metric]
     from mlflow.entities import Metric
 
     return [Metric(re.sub(r"[^\w.\-/ :]", "_", key), value, time_ms, step) for key, value in values.items()]
-
-
-def param_value(value: Any) -> str:
-    return value if isinstance(value, str) and value else json.dumps(value)

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpriv.config import TrackingConfig
-from fedpriv.errors import FedprivError
 from fedpriv.files import write_atomically
 from fedpriv.tracking.access import client_of
 from fedpriv.tracking.store import (
     create_store,
     default_uri,
     experiment_id,
-    explained,
+    explaining,
     follow_move,
     quiet_mlflow,
     sqlite_path,
@@ -48,27 +47,21 @@ def parent_run(folder: Path, tracking: TrackingConfig, name: str) -> Iterator[Fi
         return
     quiet_mlflow()
     uri = tracking.uri or default_uri(folder / "runs")
-    try:
-        if (store := sqlite_path(uri)) is not None:
-            uri = f"sqlite:///{store}"
-            create_store(store)
+    if (store := sqlite_path(uri)) is not None:
+        uri = f"sqlite:///{store}"
+        create_store(store)
+    with explaining(uri):
         client, run = _parent(folder, uri, tracking.experiment, name)
-    except FedprivError:
-        raise
-    except Exception as error:
-        raise explained(error, uri) from error
     before = {key: os.environ.get(key) for key in _ENVIRONMENT}
     # With the password, which child processes get from nowhere else.
     os.environ.update(zip(_ENVIRONMENT, (run, with_secrets(uri) or uri), strict=True))
 
     def finish(metrics: Mapping[str, float], files: Path) -> None:
-        try:
+        with explaining(uri):
             for key, value in metrics.items():
                 client.log_metric(run, key, value)
             for file in sorted(path for path in files.iterdir() if path.is_file()):
                 client.log_artifact(run, str(file))
-        except Exception as error:
-            raise explained(error, uri) from error
 
     status = "FAILED"
     try:

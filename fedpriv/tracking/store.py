@@ -9,12 +9,13 @@ import shutil
 import sqlite3
 import subprocess
 import tempfile
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from fedpriv.errors import FedprivError
+from fedpriv.errors import FedprivError, causes
 from fedpriv.processes import python_command
 from fedpriv.tracking.folder import read_run
 from fedpriv.untrusted.addresses import hide_secrets, keep_secrets
@@ -200,15 +201,23 @@ def check_server(uri: str) -> None:
         pass
 
 
+@contextmanager
+def explaining(uri: str) -> Iterator[None]:
+    """A block that talks to a store; an error of MLflow in it becomes a :class:`TrackingError`."""
+    try:
+        yield
+    except FedprivError:
+        raise
+    except Exception as error:
+        raise explained(error, uri) from error
+
+
 def explained(error: Exception, uri: str) -> TrackingError:
     """The :class:`TrackingError` for an error of MLflow, in one line; :class:`ServerAway` if the server does not answer."""
     import requests
 
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, requests.RequestException):
-            return ServerAway(f"tracking server {uri} does not answer{by_proxy(uri)}")
-        cause = cause.__cause__ or cause.__context__
+    if any(isinstance(cause, requests.RequestException) for cause in causes(error)):
+        return ServerAway(f"tracking server {uri} does not answer{by_proxy(uri)}")
     if isinstance(error, ModuleNotFoundError):  # the driver of a database
         return TrackingError(f"tracking at {uri} needs the package {error.name}, which is not installed")
     lines = hide_secrets(str(error)).strip().splitlines() or [type(error).__name__]

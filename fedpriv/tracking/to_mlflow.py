@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 from fedpriv.errors import UsageError
 from fedpriv.tracking.access import permitted_store, whole_address
 from fedpriv.tracking.folder import read_run
-from fedpriv.tracking.mirror import SyncReport, sync
+from fedpriv.tracking.mirror import sync
+from fedpriv.tracking.sending import SyncReport
 from fedpriv.tracking.store import check_server, quiet_mlflow
 from fedpriv.tracking.trackers import Tracker, register
 from fedpriv.untrusted.addresses import keep_secrets
@@ -50,16 +51,12 @@ class MlflowTracker(Tracker):
 
     @property
     def later(self) -> str:
-        return f"`fedpriv sync {self.run_dir}{self._option}` sends them later"
-
-    @property
-    def _option(self) -> str:
-        """The option that `fedpriv sync` needs for a store other than the user's own."""
+        option = ""
         try:
             permitted_store(self.run_dir, self.uri)
-        except UsageError:
-            return f" --tracking-uri {self.uri}"
-        return ""
+        except UsageError:  # a store other than the user's own
+            option = f" --tracking-uri {self.uri}"
+        return f"`fedpriv sync {self.run_dir}{option}` sends them later"
 
 
 def _monitor(report: SyncReport) -> SystemMetricsMonitor:

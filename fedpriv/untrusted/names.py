@@ -10,6 +10,11 @@ def shortened(text: str, most: int, end: int) -> str:
     return text if len(text) <= most else f"{text[: most - end - 5]} ... {text[-end:]}"
 
 
+def first_few(names: Sequence[str], most: int) -> str:
+    """The first names of a list, with dots behind them where there are more."""
+    return ", ".join([*names[:most], *["..."] * (len(names) > most)])
+
+
 def printable(text: str) -> str:
     """A text for a terminal: unprintable characters other than line breaks and tabs become escapes.
 

@@ -118,7 +118,7 @@ class Upload:
         """Check BatchNorm's running variances.
 
         Raises:
-            Refused: one is negative, of which BatchNorm makes NaN.
+            Refused: one is negative, so that BatchNorm would compute NaN.
         """
         variances = {name for name in self.shapes if is_model(name) and name.endswith(RUNNING_VAR)}
         for name, tensor in sorted(self.tensors(variances).items()):

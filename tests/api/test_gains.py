@@ -15,7 +15,7 @@ from scipy import stats
 
 import fedpriv
 from fedpriv.api.comparing import gains_between
-from fedpriv.api.gains import FinishedRun, gains_of
+from fedpriv.api.gains import Difference, FinishedRun, gains_of
 from fedpriv.cli import main
 from fedpriv.evaluation.protocols import ScoreSummary
 from tests.tracking.fake_runs import make_run
@@ -30,8 +30,9 @@ def test_a_single_run_has_an_interval_over_its_clients() -> None:
     (gain,) = gains_of([finished("fedavg", 0, ours), finished("local", 0, [*alone])])
     differences = [0.3, 0.1, 0.1]
     expected = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
-    assert (gain.difference, gain.low, gain.high) == pytest.approx((sum(differences) / 3, expected.low, expected.high))
-    assert (gain.over, gain.count, gain.baseline) == ("clients", 3, "local")
+    paired = gain.paired
+    assert (paired.mean, paired.low, paired.high) == pytest.approx((sum(differences) / 3, expected.low, expected.high))
+    assert (paired.over, paired.count, gain.baseline) == ("clients", 3, "local")
     assert str(gain).startswith("fedavg over local: +16.7 points (95 %: ") and "over 3 clients" in str(gain)
 
 
@@ -41,8 +42,8 @@ def test_several_seeds_have_an_interval_over_the_seeds_that_both_have() -> None:
     (gain,) = gains_of(runs)
     means = [-0.2, -0.15, -0.1]
     expected = stats.ttest_rel([0.6, 0.65, 0.7], [0.8] * 3).confidence_interval(0.95)
-    assert (gain.difference, gain.low, gain.high) == pytest.approx((sum(means) / 3, expected.low, expected.high))
-    assert (gain.over, gain.count) == ("runs", 3) and str(gain).startswith("fedavg against pooled: -15.0 points")
+    assert (gain.paired.mean, gain.paired.low, gain.paired.high) == pytest.approx((sum(means) / 3, expected.low, expected.high))
+    assert (gain.paired.over, gain.paired.count) == ("runs", 3) and str(gain).startswith("fedavg against pooled: -15.0 points")
     assert gain.unpaired == 2 and "over 3 runs; 2 runs without a partner left out)" in str(gain)
 
 
@@ -51,7 +52,7 @@ def test_runs_with_other_clients_are_not_compared_and_repeats_count_once() -> No
     assert not list(gains_of([finished("fedavg", 0, [0.5]), other]))
     twice = [finished("fedavg", 0, [0.5]), finished("fedavg", 0, [0.5]), finished("local", 0, [0.25])]
     (gain,) = gains_of(twice)
-    assert gain.count == 1 and gain.low is None and gain.difference == 0.25 and "without an interval" in str(gain)
+    assert gain.paired == Difference(0.25, None, None, "clients", 1) and "without an interval" in str(gain)
     assert not list(gains_of([finished("local", 0, [0.5]), finished("pooled", 0, [0.5])])), "both are baselines"
 
 

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from fedpriv.tracking import read_records
 from tests.api.test_gains import folder as made_run
 from tests.simulation.small import SILENT, settings
 from tests.tracking.conftest import template
+from tests.tracking.fake_runs import make_run
 
 __all__ = ["template"]
 
@@ -195,20 +197,20 @@ def test_without_a_partner_of_each_run_there_is_no_difference(lost: str, tmp_pat
     shutil.rmtree(next(run for run in runs if run.name == f"{lost}-0"))
     runs = [run for run in runs if run.exists()]
     avg, prox = groups_between(runs)
-    assert (prox.pairs, avg.pairs, avg.from_best) == (None, 2, None) and {avg.counted, prox.counted} == {2, 3}
+    assert (prox.pairs, avg.pairs, avg.difference) == (None, 2, None) and {avg.counted, prox.counted} == {2, 3}
     counts = f"{avg.counted} and {prox.counted} runs"
     assert f"| – (2 of {avg.counted} paired) |" in as_markdown([avg, prox])
     shown = call("compare", *runs, "--output", tmp_path / "out.png").stdout
     assert f"fedavg against the best, fedprox: no difference, as only 2 of {counts} have the same seed and clients" in shown
     stopped = [ended_early(made_run(tmp_path / "code", "fedavg", [0.5, 0.5], 1), 3, by="callback"), runs[-2]]
-    assert groups_between(stopped)[0].from_best is None, "where code ends a run, it chose the length"
+    assert groups_between(stopped)[0].difference is None, "where code ends a run, it chose the length"
 
 
 def test_of_an_error_the_best_is_the_least_and_single_runs_have_an_interval_over_clients(tmp_path: Path) -> None:
     runs = [ranked_by_brier(made_run(tmp_path, method, of[0])) for method, of in ACCURACIES.items()]
     avg, prox = groups_between(runs, ["a_b & c|d", "best"])
-    assert prox.from_best is None and avg.from_best is not None
-    assert avg.from_best.mean == pytest.approx(0.05) and (avg.from_best.over, avg.value.std) == ("clients", None)
+    assert prox.difference is None and avg.difference is not None
+    assert avg.difference.mean == pytest.approx(0.05) and (avg.difference.over, avg.value.std) == ("clients", None)
     assert ", over 2 clients) |" in as_markdown([avg, prox])
     assert r"a\_b \& c|d & 1 & 0.350 & +0.050" in as_latex([avg, prox]) and "Brier score, less is better" in as_latex([avg])
     assert r"| a_b & c\|d | 1 |" in as_markdown([avg])
@@ -250,36 +252,48 @@ def test_the_best_mean_is_chosen_and_a_combination_without_all_seeds_is_not_rank
         _ranked(tried, tmp_path, {f"{cell.label}-s0": "diverged" for cell in tried.cells})
 
 
+def with_curve(run: Path, curve: Sequence[float]) -> Path:
+    """The run with these mean scores of two clients by round, of which it kept the best."""
+    records = [
+        {
+            "round": round,
+            "time_ms": round,
+            "metrics": {"accuracy": mean},
+            "per_client": {"accuracy": [mean - 0.1, mean + 0.1]},
+        }
+        for round, mean in enumerate(curve)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    best = {"round": curve.index(max(curve)), "metric": "accuracy", "score": max(curve), "last_update_per_client": []}
+    guessed = {"chance": 0.5, "constant": {"accuracy": 0.5}, "at_chance": True}
+    further = guessed | {"best": best, "rounds": 3, "averaged_rounds": 10}
+    (run / "summary.json").write_text(json.dumps(summary | further), encoding="utf-8")
+    return run
+
+
+def on_validation_data(run: Path, patience: int | None = None) -> Path:
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["train"]["patience"] = patience
+    config["data"]["validation_fraction"] = 0.2
+    (run / "config.yaml").write_text(yaml.safe_dump(config | {"eval": {"split": "validation"}}))
+    return run
+
+
 def test_with_patience_the_best_round_of_each_run_ranks(tmp_path: Path) -> None:
     tried = grid_of(None, {"method": "fedprox", "rounds": 3, "train.patience": 2}, {"lr": [0.01, 0.1]}, (0, 1))
     # The clients' mean scores by round; the best rounds have 0.7 and 0.8 (lr 0.01), and 0.6 and 0.65.
     curves = {("lr=0.01", 0): [0.5, 0.7, 0.2, 0.1], ("lr=0.01", 1): [0.5, 0.6, 0.8, 0.1],
               ("lr=0.1", 0): [0.5, 0.6, 0.6, 0.6], ("lr=0.1", 1): [0.5, 0.65, 0.6, 0.6]}  # fmt: skip
     for (label, seed), curve in curves.items():
-        run = made_run(tmp_path / f"{label}-{seed}", "fedprox", [curve[-1]] * 2, seed)
-        records = [
-            {
-                "round": round,
-                "time_ms": round,
-                "metrics": {"accuracy": mean},
-                "per_client": {"accuracy": [mean - 0.1, mean + 0.1]},
-            }
-            for round, mean in enumerate(curve)
-        ]
-        (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-        best = {"round": curve.index(max(curve)), "metric": "accuracy", "score": max(curve), "last_update_per_client": []}
-        guessed = {"chance": 0.5, "constant": {"accuracy": 0.5}, "at_chance": True}
-        (run / "summary.json").write_text(
-            json.dumps(summary | guessed | {"best": best, "rounds": 3, "averaged_rounds": 10}), encoding="utf-8"
-        )
+        run = with_curve(made_run(tmp_path / f"{label}-{seed}", "fedprox", [curve[-1]] * 2, seed), curve)
         (tmp_path / "runs").mkdir(exist_ok=True)
         run.rename(tmp_path / "runs" / f"{label}-s{seed}")
     result = _ranked(tried, tmp_path, {})
     assert result.best == {"train.lr": 0.01}, "by the last rounds, it is the other one"
     first, second = result.groups
     assert (first.value.mean, second.value.mean) == pytest.approx((0.75, 0.625)) and first.worst_tenth == pytest.approx(0.65)
-    assert second.from_best is not None and second.from_best.mean == pytest.approx(-0.125), "of -0.1 and -0.15"
+    assert second.difference is not None and second.difference.mean == pytest.approx(-0.125), "of -0.1 and -0.15"
     assert result.best_rounds == (1, 2) and "best round: 1, 2 of the runs" in chosen_on(result)
     assert not result.at_chance, "0.7 and 0.8, with errors of 0.1 over the clients; the last rounds are at chance"
     table = as_markdown(result.groups)
@@ -287,6 +301,58 @@ def test_with_patience_the_best_round_of_each_run_ranks(tmp_path: Path) -> None:
     without = grid_of(None, {"method": "fedprox", "rounds": 3}, {"lr": [0.01, 0.1]}, (0, 1))
     last = _ranked(without, tmp_path, {})
     assert last.best == {"train.lr": 0.1} and not last.best_rounds and "best round" not in as_markdown(last.groups)
+
+
+def test_with_patience_runs_are_compared_in_their_best_rounds(tmp_path: Path) -> None:
+    curves = {"fedavg": [0.5, 0.6, 0.6, 0.6], "fedprox": [0.5, 0.7, 0.2, 0.1]}
+    runs = [with_curve(made_run(tmp_path, method, [curve[-1]] * 2), curve) for method, curve in curves.items()]
+    avg, prox = map(on_validation_data, runs)
+    assert list(fedpriv.groups([avg, prox])["mean"]) == pytest.approx([0.6, 0.1]), "none has patience: the last rounds"
+    on_validation_data(prox, patience=2)
+    table, rows = fedpriv.groups([avg, prox]), fedpriv.compare([avg, prox])
+    assert list(table["mean"]) == list(rows.accuracy) == pytest.approx([0.6, 0.7]) and table.from_best[0] == pytest.approx(-0.1)
+    assert list(rows.best_round) == [1, 1] and all(table.at_best) and not rows.at_chance["fedprox-0"]
+    shown = call("compare", avg, prox, "--output", tmp_path / "out.png", "--markdown", tmp_path / "table.md")
+    assert "scores of a finished run: best round on validation data (train.patience)" in shown.stdout, shown.output
+    assert "from round 1 on" not in shown.stdout and "(best round) |" in (tmp_path / "table.md").read_text(encoding="utf-8")
+    local = on_validation_data(with_curve(made_run(tmp_path, "local", [0.1, 0.1]), [0.5, 0.55, 0.1, 0.1]))
+    assert list(fedpriv.gains([avg, prox, local]).difference) == pytest.approx([0.05, 0.15])
+    tested = made_run(tmp_path, "scaffold", [0.4, 0.4])
+    rows = fedpriv.compare([prox, tested])
+    assert list(rows.accuracy) == pytest.approx([0.1, 0.4]) and rows.best_round.isna().all(), "one has no validation data"
+
+
+def test_differences_are_from_the_group_that_against_names(tmp_path: Path) -> None:
+    runs = [made_run(tmp_path, method, of[seed], seed) for method, of in ACCURACIES.items() for seed in range(3)]
+    output = ["--output", tmp_path / "out.png", "--markdown", tmp_path / "table.md", "--csv", tmp_path / "table.csv"]
+    shown = call("compare", *runs, *output, "--against", "fedavg", "--json")
+    assert "fedprox against fedavg: +8.3 points (95 %: -6.0 to +22.7, over 3 runs)" in shown.stderr
+    assert "the best" not in shown.stderr
+    assert "| difference from fedavg (95 %) |" in (tmp_path / "table.md").read_text(encoding="utf-8")
+    avg, prox = json.loads(shown.stdout.splitlines()[-1])["groups"]
+    assert (avg["difference"], prox["against"]) == (None, "fedavg") and prox["difference"]["mean"] == pytest.approx(0.25 / 3)
+    with (tmp_path / "table.csv").open(encoding="utf-8") as file:
+        assert [row["against"] for row in csv.DictReader(file)] == ["fedavg", "fedavg"]
+    singles = call("compare", runs[0], runs[3], *output, "--against", "fedp")
+    assert "fedavg against fedprox: -5.0 points" in singles.stdout and "over 2 clients" in singles.stdout, singles.output
+
+
+@pytest.mark.parametrize(
+    ("against", "message"),
+    [
+        ("fed", "--against fed: 2 labels begin so; choose one of 'fedavg, lr 0.01', 'fedavg, lr 0.1'"),
+        ("fedprox", "--against fedprox: there is no such label; choose one of 'fedavg, lr 0.01', 'fedavg, lr 0.1', local"),
+        ("local", "--against local: its runs have no mean score to compare with"),
+    ],
+)
+def test_a_label_that_is_no_single_group_is_refused(against: str, message: str, tmp_path: Path) -> None:
+    runs = [made_run(tmp_path / str(lr), "fedavg", [0.5, 0.6]) for lr in (0.01, 0.1)]
+    config = yaml.safe_load((runs[1] / "config.yaml").read_text())
+    config["train"]["lr"] = 0.1
+    (runs[1] / "config.yaml").write_text(yaml.safe_dump(config))
+    runs.append(make_run(tmp_path, "unfinished", method="local", status="interrupted"))
+    result = call("compare", *runs, "--output", tmp_path / "out.png", "--against", against)
+    assert result.exit_code == 2 and message in result.stderr, result.output
 
 
 def test_the_command_of_the_best_trains_on_all_data_and_is_tested() -> None:

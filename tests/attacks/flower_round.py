@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpriv.attacks.inference.masked_round import CLIP, LEVELS
+from fedpriv.attacks.inference.masked_sums import CLIP, LEVELS
 from fedpriv.attacks.inference.masked_sums import Array, Words
 
 

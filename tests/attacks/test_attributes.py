@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedpriv.attacks.inference import attributes
 from fedpriv.attacks.inference.attributes import _Fit, positive_control, probabilities, trust
-from fedpriv.attacks.inference.gradient_regression import Equations, _Products
+from fedpriv.attacks.inference.gradient_regression import Equations, Products
 
 ROWS, VALUES, ENTRIES, ERROR = 3, 3, 12, 0.5
 
@@ -24,7 +24,7 @@ def problem(seed: int) -> tuple[Equations, Tensor, Tensor, Tensor]:
     message = columns[chosen].sum(0) + ERROR * torch.randn(ENTRIES, dtype=torch.double, generator=draw)
     with_nuisance = torch.cat([columns, torch.zeros(1, ENTRIES, dtype=torch.double)])
     with_nuisance[-1, 0] = 1.0  # a nuisance column: the first entry shows nothing
-    products = _Products(
+    products = Products(
         with_nuisance @ with_nuisance.T, with_nuisance @ message, float(message @ message), ENTRIES, ERROR**2, 1.0
     )
     return Equations([products], None), prior, columns[:, 1:], message[1:]  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ def test_what_a_value_does_on_average_shows_nothing() -> None:
     means = torch.eye(VALUES, dtype=torch.double).repeat(ROWS, 1) / ROWS
     shift = products.gram[:, : ROWS * VALUES] @ means[:, 1]
     square = products.square + 2 * float(products.message[: ROWS * VALUES] @ means[:, 1]) + float(means[:, 1] @ shift[:-1])
-    again = _Products(products.gram, products.message + shift, square, ENTRIES, ERROR**2, 1.0)
+    again = Products(products.gram, products.message + shift, square, ENTRIES, ERROR**2, 1.0)
     moved = Equations([again], None)  # type: ignore[arg-type]
     plain, shifted = (_Fit.of(each, prior, means, 1.0, 0.0, False).log_likelihoods() for each in (system, moved))
     torch.testing.assert_close(plain - plain[:, :1], shifted - shifted[:, :1], rtol=1e-5, atol=1e-5)

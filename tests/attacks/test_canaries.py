@@ -75,10 +75,7 @@ def test_guesses() -> None:
     assert one_run_mu(100, 100, 50, 0.95) == 0 == one_run_mu(100, 0, 0, 0.95)
 
 
-@pytest.mark.parametrize(
-    ("claim", "count", "medians"),
-    quick_first(IDEAL, 2),
-)
+@pytest.mark.parametrize(("claim", "count", "medians"), quick_first(IDEAL, 2))
 def test_what_ideal_canaries_show_of_a_claim_that_is_tight(claim: float, count: int, medians: tuple[float, ...]) -> None:
     bounds = np.median(draws(mu_of(claim, DELTA), count, 7, claim), axis=0)[[0, 2, 3]]
     assert bounds == pytest.approx(medians, rel=0.15, abs=0.25)

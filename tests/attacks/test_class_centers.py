@@ -57,6 +57,18 @@ def test_the_mean_of_others_tells_nothing() -> None:
     assert found.low < 0.5 < found.high
 
 
+def test_scores_are_the_formula_written_out() -> None:
+    """``(z - m)' V (c - m)`` over the root of ``(c - m)' V (c - m)``, with numpy's inverse."""
+    embedded, labels = drawn(0)
+    means, z, classes = centers(embedded[:16], labels[:16]), embedded.double().numpy(), labels.numpy()
+    m = np.stack([z[classes == label].mean(0) for label in range(CLASSES)])[classes]
+    covariance = (z - m).T @ (z - m) / len(z)
+    v = np.linalg.inv(covariance + np.diag(covariance).mean() * np.eye(WIDTH))
+    toward = np.stack([means[label].double().numpy() for label in classes]) - m
+    expected = np.einsum("ij,jk,ik->i", z - m, v, toward) / np.sqrt(np.einsum("ij,jk,ik->i", toward, v, toward))
+    assert np.allclose(trace(embedded, labels, 32, means), expected[:32])
+
+
 def test_scores_do_not_depend_on_scale_or_place() -> None:
     embedded, labels = drawn(0)
     first, moved = (trace(one, labels, 32, centers(one[:16], labels[:16])) for one in (embedded, 1e-3 * embedded + 7))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedpriv.attacks.core.columns import CategoryColumn, Cell, NumberColumn, RowEncoding, made_up_rows
-from fedpriv.attacks.lab.tables import EXAMPLE
+from fedpriv.attacks.lab.setting import EXAMPLE
 from fedpriv.data import encoding as data
 
 TABLE = RowEncoding(

@@ -14,6 +14,7 @@ from fedpriv.attacks.lab.explained import LEAST, MOST, Agreement, as_one_step, e
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.nets import observe, reference_victim
 from fedpriv.attacks.lab.setting import Setting
+from tests.attacks.sent import clipped, each, noisy, of_unknown_rate
 
 IMAGES, LABELS = default_images(4, side=8)
 
@@ -32,12 +33,6 @@ def cosine(seen: Observation) -> float:
     return agreement(seen).cosine
 
 
-def noisy(seen: Observation, deviation: float, seed: int = 0) -> Observation:
-    draw = torch.Generator().manual_seed(seed)
-    shared = {name: tensor + deviation * torch.randn(tensor.shape, generator=draw) for name, tensor in seen.shared.items()}
-    return replace(seen, shared=shared, altered=Altered(variance=dict.fromkeys(shared, deviation**2)))
-
-
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_a_gradient_of_the_truth_is_explained(batch_norm: bool) -> None:
     assert cosine(sent(batch_norm)) == pytest.approx(1, abs=1e-6)
@@ -51,9 +46,7 @@ def test_local_steps_are_explained() -> None:
 
 
 def test_a_message_without_a_step_is_not_explained() -> None:
-    seen = sent()
-    empty = replace(seen, shared={name: torch.zeros_like(tensor) for name, tensor in seen.shared.items()})
-    assert agreement(empty).doubt is not None
+    assert agreement(each(sent(), torch.zeros_like)).doubt is not None
 
 
 def test_weight_decay_explains_nothing() -> None:
@@ -102,8 +95,7 @@ def test_a_tensor_of_another_length_is_seen() -> None:
     found = agreement(other)
     assert found.cosine > LEAST and found.factor > MOST and found.factor == pytest.approx(1.7, abs=1e-4)
     assert found.doubt is not None and "length differs by a factor of 1.7, at most 1.25 is allowed" in found.doubt
-    clipped = {one: 0.01 * tensor for one, tensor in other.shared.items()}
-    assert 1.1 < agreement(replace(other, shared=clipped, altered=Altered(rescaled=True))).factor < 1.7, "beside a common one"
+    assert 1.1 < agreement(clipped(other, 0.01)).factor < 1.7, "beside a common one"
 
 
 def test_a_rate_that_is_not_known_is_no_doubt() -> None:
@@ -135,7 +127,7 @@ def test_hardly_any_cosine_of_a_noisy_clipped_message_is_a_doubt() -> None:
     for seed in range(20):
         found = _clipped(noisy(seen, 0.045 * norm, seed))
         assert found is None or found.doubt is None, seed
-    other = replace(seen, shared={name: tensor.flip(0) for name, tensor in seen.shared.items()})
+    other = each(seen, lambda tensor: tensor.flip(0))
     told = [found.doubt is not None for seed in range(20) if (found := _clipped(noisy(other, 0.01 * norm, seed))) is not None]
     assert len(told) == 20 and all(told)
 
@@ -149,13 +141,6 @@ def test_the_step_of_an_unknown_schedule_is_not_a_gradient() -> None:
     seen = sent()
     made = simulated(of_unknown_rate(seen, 0.01), seen.weights, IMAGES, LABELS)
     assert all(float(made[name].norm()) < 0.5 * float(tensor.norm()) for name, tensor in seen.shared.items())
-
-
-def of_unknown_rate(seen: Observation, lr: float) -> Observation:
-    """The change of one step on a gradient."""
-    variance = {name: lr**2 * value for name, value in seen.altered.variance.items()}
-    shared = {name: -lr * tensor for name, tensor in seen.shared.items()}
-    return replace(seen, kind="change", shared=shared, altered=replace(seen.altered, variance=variance))
 
 
 def test_a_small_difference_from_an_exact_simulation_is_a_doubt() -> None:

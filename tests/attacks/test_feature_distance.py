@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 import torch
 from sklearn.datasets import load_digits, load_sample_images

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -21,8 +22,9 @@ from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel, blank
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.per_sample import LabelledSamples, per_sample
-from fedpriv.attacks.inference import gradient_regression as module
+from fedpriv.attacks.inference import gradient_columns as module
 from fedpriv.attacks.inference.gradient_regression import gradient_regression
+from tests.attacks.sent import clipped, each, only, pruned
 
 CLASSES, INPUTS, N = 3, 20, 24
 
@@ -144,17 +146,13 @@ def test_noise_on_everything_hides_members() -> None:
 def test_what_was_not_sent_does_not_count() -> None:
     """Of a pruned message, the zeros in place of what was dropped are no evidence; a masked tensor is absent."""
     message = trained(net(), chosen(MEMBERS))
-    kept = {name: tensor.abs() >= tensor.abs().median() for name, tensor in message.shared.items()}
-    shared = {name: tensor * kept[name] for name, tensor in message.shared.items()}
-    scores = of(replace(message, shared=shared, altered=Altered(kept=kept)))
+    scores = of(pruned(message, torch.median))
     assert scores[MEMBERS].min() > scores[~MEMBERS].max()
-    body = {name: tensor for name, tensor in message.shared.items() if name.startswith("body.")}
-    assert roc_auc_score(MEMBERS, of(replace(message, shared=body))) > 0.99
+    assert roc_auc_score(MEMBERS, of(only(message, "body."))) > 0.99
 
 
 def test_a_head_that_is_like_the_clients_stands_in_for_it() -> None:
-    message = trained(net(), chosen(MEMBERS))
-    body = replace(message, shared={name: tensor for name, tensor in message.shared.items() if name.startswith("body.")})
+    body = only(trained(net(), chosen(MEMBERS)), "body.")
     draw = torch.Generator().manual_seed(3)
     like: dict[str, Tensor] = {
         name: tensor + 0.02 * torch.randn(tensor.shape, generator=draw) if name.startswith("top.") else tensor
@@ -166,10 +164,7 @@ def test_a_head_that_is_like_the_clients_stands_in_for_it() -> None:
 
 @pytest.mark.parametrize("factor", [1.0, 0.02])
 def test_a_clipped_message_is_read_up_to_its_factor(factor: float) -> None:
-    message = trained(net(), chosen(MEMBERS))
-    shared = {name: factor * tensor for name, tensor in message.shared.items()}
-    scores = of(replace(message, shared=shared, altered=Altered(rescaled=True)))
-    assert roc_auc_score(MEMBERS, scores) > 0.99
+    assert roc_auc_score(MEMBERS, of(clipped(trained(net(), chosen(MEMBERS)), factor))) > 0.99
 
 
 def test_dp_sgd_gradients_are_regressed_on_clipped_ones() -> None:
@@ -226,6 +221,47 @@ def test_some_entries_are_enough_for_a_net_beyond_memory(monkeypatch: pytest.Mon
     np.testing.assert_allclose(of(replace(message, altered=Altered(kept=kept))), scores, rtol=1e-6)
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_gradients_of_linear_layers_are_not_written_out(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scores are those of gradients that are computed sample by sample, also where only some entries were sent."""
+    end = {name: net().state_dict()[name] + tensor for name, tensor in trained(net(), PUBLIC, 4).shared.items()}
+    message = trained(net(), chosen(MEMBERS), 4)
+    sent = {name: torch.rand_like(tensor) < 0.7 for name, tensor in message.shared.items()}
+    mount = partial(gradient_regression, [replace(message, altered=Altered(kept=sent)) if kept else message], CANDIDATES, PUBLIC)
+    written_out, calls = module.per_sample, list[int]()
+    monkeypatch.setattr(module, "per_sample", lambda *of: (calls.append(1), written_out(*of))[1])
+    (scores,) = mount([net().state_dict(), end])
+    assert not calls
+    monkeypatch.setattr(module, "_outer_products", lambda *of: {})
+    np.testing.assert_allclose(scores, mount([net().state_dict(), end])[0], rtol=1e-3, atol=1e-3)
+    assert len(calls) == 2
+
+
+class Tied(nn.Module):
+    """A layer that is called twice, one whose weight is used once more, and one of several vectors a sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.shared, self.along = nn.Linear(30, 30), nn.Linear(30, 30), nn.Linear(10, 10)
+        self.alone = nn.Linear(INPUTS, 30)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.twice(torch.tanh(self.twice(torch.tanh(self.alone(x)))))
+        x = F.linear(torch.tanh(self.shared(x)), self.shared.weight)
+        return self.along(x.view(-1, 3, 10)).flatten(1)
+
+
+def test_layers_whose_gradients_are_no_outer_products_are_recognised() -> None:
+    torch.manual_seed(0)
+    victim = nn.Sequential(Tied(), nn.Linear(30, CLASSES)).eval()
+    names = [name for name, _ in victim.named_parameters()]
+    products = module._outer_products(victim, victim.state_dict(), names, CANDIDATES)
+    assert products.keys() == {"0.alone.weight", "0.alone.bias", "0.shared.bias", "1.weight", "1.bias"}
+    (alone,) = per_sample(victim, victim.state_dict(), list(products), CANDIDATES, 2**24)
+    for name, (left, right) in products.items():
+        torch.testing.assert_close((left[:, :, None] * right[:, None]).flatten(1), alone[name], rtol=1e-4, atol=1e-6)
+
+
 def test_further_messages_change_nothing() -> None:
     message = trained(net(), chosen(MEMBERS))
     kept = {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in message.shared.items()}
@@ -243,6 +279,6 @@ def test_what_it_cannot_read_is_refused() -> None:
     with pytest.raises(Inapplicable, match="no parameter"):
         of(replace(message, shared={}))
     with pytest.raises(Inapplicable, match="not finite"):
-        of(replace(message, shared={name: tensor * torch.nan for name, tensor in message.shared.items()}))
+        of(each(message, lambda tensor: tensor * torch.nan))
     with pytest.raises(Inapplicable, match="class 2"):
         gradient_regression([message], CANDIDATES, samples(2, 5), [net().state_dict()])

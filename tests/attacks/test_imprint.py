@@ -65,10 +65,7 @@ def test_samples_alone_in_a_bin_are_exact() -> None:
 
 @pytest.mark.parametrize(
     "schedule",
-    [
-        Schedule(lr=0.01, steps=12, batch_size=4, momentum=0.5, weight_decay=1e-4),
-        Schedule(lr=0.01, steps=60, batch_size=4),
-    ],
+    [Schedule(lr=0.01, steps=12, batch_size=4, momentum=0.5, weight_decay=1e-4), Schedule(lr=0.01, steps=60, batch_size=4)],
 )
 def test_local_steps_are_no_protection(schedule: Schedule) -> None:
     message, images = answered(schedule)
@@ -126,14 +123,8 @@ def test_what_an_honest_server_sends_has_no_bins() -> None:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (
-            nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 16)),
-            "'body.0', a convolution",
-        ),
-        (
-            nn.Sequential(nn.Flatten(), nn.Linear(36, 20), nn.Tanh(), nn.Linear(20, 16)),
-            "no ReLU and linear layer",
-        ),
+        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 16)), "'body.0', a convolution"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(36, 20), nn.Tanh(), nn.Linear(20, 16)), "no ReLU and linear layer"),
         (OfRows(), "'body.first' is not the whole image"),
     ],
 )

@@ -30,6 +30,7 @@ from fedpriv.attacks.inference.labels import (
 )
 from fedpriv.attacks.labels.class_shares import likely_change
 from tests.attacks.client import change, gradient, mlp, observe, pictures
+from tests.attacks.sent import clipped, noisy, of_unknown_rate, only
 
 C = 10
 
@@ -108,32 +109,26 @@ def test_counts_of_a_batch_at_the_first_round(rule: Callable[[Observation], Tens
 @pytest.mark.parametrize("rule", [embedding_counts, bias_counts])
 def test_clipping_does_not_hide_counts(rule: Callable[[Observation], Tensor]) -> None:
     """An absent class shows by how much; taken for its length the gradient gives hardly more than one class."""
-    clipped = message(LABELS)
-    clipped = replace(clipped, shared={name: 1e-3 * tensor for name, tensor in clipped.shared.items()})
-    adapted = count_accuracy(rule(replace(clipped, altered=Altered(rescaled=True))), truth())
-    assert adapted >= 0.9 and count_accuracy(rule(clipped), truth()) < 0.6
+    sent = clipped(message(LABELS), 1e-3)
+    assert count_accuracy(rule(sent), truth()) >= 0.9
+    assert count_accuracy(rule(replace(sent, altered=Altered())), truth()) < 0.6
 
 
 @pytest.mark.parametrize("rule", [embedding_counts, bias_counts])
 @pytest.mark.parametrize("lr", [0.01, 30.0])
 def test_an_unknown_learning_rate_does_not_hide_counts(rule: Callable[[Observation], Tensor], lr: float) -> None:
-    assert count_accuracy(rule(of_unknown_schedule(message(LABELS), lr)), truth()) >= 0.9
+    assert count_accuracy(rule(of_unknown_rate(message(LABELS), lr)), truth()) >= 0.9
 
 
 @pytest.mark.parametrize("rule", [bias_counts, embedding_counts])
-def test_counts_of_unknown_schedules_on_random_numbers(rule: Callable[[Observation], Tensor]) -> None:
-    scores = [count_accuracy(rule(of_unknown_schedule(noise(seed, len(LABELS)), 0.01)), truth()) for seed in range(30)]
+def test_counts_of_unknown_rates_on_random_numbers(rule: Callable[[Observation], Tensor]) -> None:
+    scores = [count_accuracy(rule(of_unknown_rate(noise(seed, len(LABELS)), 0.01)), truth()) for seed in range(30)]
     assert sum(scores) / len(scores) < 0.6
 
 
 def test_labels_after_a_step_of_an_unknown_rate() -> None:
-    result = batch_labels(of_unknown_schedule(message([3, 5, 7, 9]), 0.01))
+    result = batch_labels(of_unknown_rate(message([3, 5, 7, 9]), 0.01))
     assert result.tolist() == [3, 5, 7, 9]
-
-
-def of_unknown_schedule(seen: Observation, lr: float) -> Observation:
-    """The change of one step on a gradient."""
-    return replace(seen, kind="change", shared={name: -lr * tensor for name, tensor in seen.shared.items()})
 
 
 @pytest.mark.parametrize("rule", [bias_counts, embedding_counts])
@@ -155,10 +150,8 @@ def test_largest_remainders() -> None:
 
 
 def test_where_the_layer_is_hidden_no_rule_applies() -> None:
-    full = message([3])
-    shared = {name: g for name, g in full.shared.items() if name.startswith("body")}
     with pytest.raises(Inapplicable, match="logits"):
-        idlg_label(observe(full.net, shared, classes=C))
+        idlg_label(only(message([3]), "body"))
 
 
 PROTOTYPES = torch.rand(C, 1, 6, 6, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
@@ -239,10 +232,8 @@ def test_noise_longer_than_the_change_is_no_path() -> None:
     labels = torch.tensor(LABELS)
     schedule = Schedule(lr=0.01, steps=3, batch_size=4)
     plain = of_steps(labels, schedule)
-    draw = torch.Generator().manual_seed(0)
-    noisy = {name: tensor + torch.randn(tensor.shape, generator=draw).to(tensor) for name, tensor in plain.shared.items()}
-    known = replace(plain, shared=noisy, altered=Altered(variance=dict.fromkeys(noisy, 1.0)))
-    assert all(float(tensor.norm()) < 0.5 * float(noisy[name].norm()) for name, tensor in likely_change(known).items())
+    known = noisy(plain, 1.0)
+    assert all(float(tensor.norm()) < 0.5 * float(known.shared[name].norm()) for name, tensor in likely_change(known).items())
     assert all(torch.equal(tensor, plain.shared[name]) for name, tensor in likely_change(plain).items())
 
 
@@ -259,7 +250,5 @@ def test_signs_of_rows_need_features_that_are_not_negative() -> None:
 def test_every_rule_says_what_it_finds_or_why_it_does_not_apply() -> None:
     result = infer(message(LABELS), PUBLIC)
     assert {*result.by, *result.not_applicable} == set(RULES) and list(result.not_applicable) == [STATED]
-    hidden = message(LABELS)
-    hidden = replace(hidden, shared={name: tensor for name, tensor in hidden.shared.items() if name.startswith("body")})
-    assert infer(hidden, PUBLIC).not_applicable.keys() == RULES.keys()
+    assert infer(only(message(LABELS), "body"), PUBLIC).not_applicable.keys() == RULES.keys()
     assert "needs public samples" in infer(message(LABELS), None).not_applicable["last layer: least squares on public samples"]

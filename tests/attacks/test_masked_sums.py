@@ -5,13 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedpriv.attacks.inference.masked_round import CLIP, LEVELS, flower_mask, flower_seed, masked_round, number_of
 from fedpriv.attacks.inference.masked_sums import (
+    CLIP,
+    LEVELS,
     SEED_BITS,
     MaskedPair,
     SecaggMasks,
     Words,
     first_values,
+    flower_mask,
+    flower_seed,
+    masked_round,
+    number_of,
     seed_of,
     twister_mask,
     unmask,

@@ -9,7 +9,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedpriv.attacks.inference.membership import Array, Mask, centred, confidence, fedmia, random_halves, lira
+from fedpriv.attacks.inference.membership import Array, Mask, centred, confidence, fedmia, lira, random_halves
 from fedpriv.attacks.scoring.operating_points import area, operating_points
 
 CLASSES = 4

@@ -36,26 +36,11 @@ def noise(*_: object) -> Array:
 
 BREAKS: dict[str, tuple[object, str, Callable[..., Array], set[tuple[str, str]]]] = {
     "confidences": (membership_controls, "confidence", noise, {("confidence", use) for use in USES}),
-    "rows": (
-        membership_controls.RowDistance,
-        "__call__",
-        noise,
-        {("row distance", use) for use in USES},
-    ),
+    "rows": (membership_controls.RowDistance, "__call__", noise, {("row distance", use) for use in USES}),
     "centres": (membership_controls, "trace", noise, {("class centre", use) for use in USES}),
     "regression": (membership_controls, "gradient_regression", lambda *_: [noise()], {("gradient", "alone")}),
-    "likelihoods": (
-        membership,
-        "lira",
-        lambda observed, *_: -observed,
-        {(kind, use) for kind in KINDS for use in USES[1:]},
-    ),
-    "other clients": (
-        membership_controls,
-        "fedmia",
-        lambda observed, others: -observed[0],
-        {(kind, "FedMIA") for kind in KINDS},
-    ),
+    "likelihoods": (membership, "lira", lambda observed, *_: -observed, {(kind, use) for kind in KINDS for use in USES[1:]}),
+    "other clients": (membership_controls, "fedmia", lambda observed, others: -observed[0], {(kind, "FedMIA") for kind in KINDS}),
 }
 
 

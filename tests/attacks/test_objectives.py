@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -22,6 +21,7 @@ from fedpriv.attacks.text.span import SpanAttack
 from fedpriv.attacks.text.tag import Tag
 from fedpriv.attacks.text.victims import Size, small_bert
 from tests.attacks import text_client
+from tests.attacks.sent import in_double
 from tests.attacks.test_running_statistics import images, message, net
 from tests.marks import quick_first
 
@@ -57,11 +57,6 @@ def ends_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate = Objective.__call__
     monkeypatch.setattr(Objective, "__call__", batched)
     monkeypatch.setattr(torch.optim.LBFGS, "step", alone)
-
-
-def in_double(message: Observation) -> Observation:
-    shared, weights = ({name: t.double() for name, t in group.items()} for group in (message.shared, message.weights))
-    return replace(message, shared=shared, weights=weights, net=copy.deepcopy(message.net).double())
 
 
 def observed(attack: ImageAttack, **changes: Any) -> list[Observation]:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedpriv.attacks.attack import ImageAttack
-from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, SplitNet
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.gradients.multistep import as_gradient
@@ -18,6 +17,7 @@ from fedpriv.attacks.image.direct import Unrolled
 from fedpriv.attacks.image.dlg import Dlg
 from fedpriv.attacks.lab.nets import observe, perceptron, uniform_
 from fedpriv.attacks.lab.same_net import on_same_net, photographs
+from tests.attacks.sent import noisy
 
 SIDE = 8
 
@@ -44,10 +44,7 @@ class Reads(ImageAttack):
 
 def test_the_messages_are_undefended_ones_of_photographs() -> None:
     observation, weights = seen(n=2)
-    noisy = {name: tensor + 1 for name, tensor in observation.shared.items()}
-    defended = replace(
-        observation, shared=noisy, altered=Altered(variance=dict.fromkeys(noisy, 1.0)), control_differences=("why",)
-    )
+    defended = replace(noisy(observation, 1.0), control_differences=("why",))
     attack = Reads()
     control = on_same_net(attack, defended, weights, 0)
     assert not control.passed and "reads recovers 0 of 4 photographs, 2 behind one message" in control.sentence

@@ -50,13 +50,6 @@ def without(observation: Observation, part: str) -> Observation:
     return replace(observation, shared={name: tensor for name, tensor in observation.shared.items() if part not in name})
 
 
-def noised(observation: Observation, sigma: float, seed: int = 0) -> Observation:
-    """The observation with Gaussian noise of standard deviation ``sigma`` on every entry."""
-    draw = torch.Generator().manual_seed(seed)
-    shared = {name: t + sigma * torch.randn(t.shape, generator=draw) for name, t in observation.shared.items()}
-    return replace(observation, shared=shared)
-
-
 def scores(attack: TextAttack, observation: Observation, ids: Tensor, labels: Tensor) -> TextScores:
     return score_text(attack.run([observation]), ids, labels, TEXT)
 

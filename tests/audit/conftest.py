@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
 from fedpriv.attacks.attack import image_attacks, row_attacks
 from fedpriv.attacks.core.options import defaults_of
-from fedpriv.attacks.image.centers import CenterOptions, invert_centers
+from fedpriv.attacks.image.centers import invert_centers
 from fedpriv.attacks.inference.membership_controls import positive_controls
 from fedpriv.attacks.lab.control import Control
 from tests.attacks.conftest import one_iteration
@@ -55,6 +55,4 @@ def hardly_any_steps(monkeypatch: pytest.MonkeyPatch, one_iteration: None) -> No
     monkeypatch.setattr("fedpriv.audit.rows.attributes.ROWS", 8)
     monkeypatch.setattr("fedpriv.attacks.gradients.spear.BATCH", 4)
     monkeypatch.setattr("fedpriv.audit.images.reconstructions.SINGLES", 2)
-    one_step = CenterOptions(steps=1)
-    few_steps = lambda *asked: invert_centers(*asked[:4], one_step)  # noqa: E731
-    monkeypatch.setattr("fedpriv.audit.images.center_leaks.invert_centers", few_steps)
+    monkeypatch.setattr("fedpriv.audit.images.center_leaks.invert_centers", partial(invert_centers, steps=1))

@@ -14,18 +14,17 @@ from PIL import Image
 from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.inference.membership import Use
 from fedpriv.attacks.inference.shadow import ShadowReport
-from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints, Point
+from fedpriv.attacks.scoring.operating_points import Area, Point
 from fedpriv.attacks.scoring.scores import wilson as rate
 from fedpriv.audit.answer import concluded
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.results.audit import Audit, AuditedRun
 from fedpriv.audit.results.cost import Cost, ProbeResult
-from fedpriv.audit.results.epsilon import Epsilon
 from fedpriv.audit.results.images import Baseline, CenterOutcome, ImageOutcome, ImageTarget, RecoveryRate
 from fedpriv.audit.results.labels import LabelResult, LabelRule, ShadowLabels
 from fedpriv.audit.results.membership import KnownMembers, MembershipOutcome
 from fedpriv.audit.results.outcome import ControlResult, Interval, Sender, TargetKind
-from fedpriv.audit.results.wire import RoundTraffic, Schema, SignalToNoise, Statistic, TensorInfo, Wire
+from fedpriv.audit.results.wire import RoundTraffic, Schema, SignalToNoise, TensorInfo, Wire
 from tests.audit import built
 
 __all__ = ["findings", "pictures", "rate"]
@@ -165,13 +164,8 @@ def _defended() -> AuditedRun:
         membership=(
             replace(membership, points=replace(membership.points, notes=("no shadow local updates within the budget",))),
         ),
-        epsilon=Epsilon(
-            upper=8.0,
-            delta=1e-5,
-            level="client",
-            accountant="rdp",
-            by_attack=None,
-            canaries=None,
+        epsilon=replace(
+            built.epsilon(8.0, level="client"),
             statement=(
                 "two federations are neighbours if one client of the first is a blank in the second",
                 "not covered: the uploads as the server sees them",
@@ -220,17 +214,7 @@ def _run(name: str, cost: Cost) -> AuditedRun:
         partition_hash="9f2c41d07be35a68c0d1",
         config_yaml=f"# {name}\nmethod:\n  name: mpfedcon\n  mu: 5\ndata:\n  name: digits\n  clients: 20\n",
         cost=cost,
-        statistics=(
-            Statistic(
-                what="centers",
-                tensors=1,
-                bytes=1024,
-                says="means of the client's embeddings",
-                known=True,
-                gradient=False,
-                otherwise="",
-            ),
-        ),
+        statistics=(replace(built.statistic("centers"), bytes=1024, says="means of the client's embeddings"),),
         wire=Wire(
             (
                 _tensor("encoder.fc1.weight", (512, 64)),
@@ -327,21 +311,11 @@ def _membership(
     apart = math.sqrt(2) * normal.inv_cdf(auc)
     inner = [(count / 72, normal.cdf(normal.inv_cdf(count / 72) + apart)) for count in range(1, 72)]
     point = None if identified is None else Point(rate(identified, 72), rate(0, 72), by_chance=0.004)
-    return MembershipOutcome(
-        attack=attack,
-        status=Status.of(auc - 0.11 > 0.5, ()),
-        knows=SERVER,
-        round=30,
-        senders=(Sender(0),),
-        uses="confidence",
-        use=use,
-        extent=extent,
-        points=OperatingPoints(
-            72, 72, Area(auc, auc - 0.09, auc + 0.08), ((0.0, 0.0), *inner, (1.0, 1.0)), {0.01: point, 0.001: None}, ()
-        ),
-        together=Interval(auc - 0.11, auc + 0.1, 2),
-        epsilon_lower=0.31 if use.startswith("LiRA") else 0.0,
-    )
+    member = built.member(auc, auc - 0.11, auc + 0.1, attack, 30, 72, point, of=2, use=use)
+    assert member.points is not None
+    points = replace(member.points, auc=Area(auc, auc - 0.09, auc + 0.08), roc=((0.0, 0.0), *inner, (1.0, 1.0)))
+    bound = 0.31 if use.startswith("LiRA") else 0.0
+    return replace(member, knows=SERVER, extent=extent, points=points, epsilon_lower=bound)
 
 
 def _grid(seed: int, columns: int = 8, side: int = 24, zoom: int = 4) -> bytes:

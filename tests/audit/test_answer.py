@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
 
 from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.scoring.scores import wilson
-from fedpriv.audit.answer import CONTRADICTED, MEMBERS, NOT_KNOWN, NOTHING, SAMPLES, WORDS, answer
+from fedpriv.audit.answer import answer
 from fedpriv.audit.conditions import conditions
-from fedpriv.audit.judge.coverage import coverage
-from fedpriv.audit.page.change import changes
-from fedpriv.audit.page.sections import _labels_found
-from fedpriv.audit.results.audit import Answer, AuditedRun, Coverage
-from fedpriv.audit.results.images import ImageOutcome, ImageTarget
+from fedpriv.audit.page.overview import _labels_found
+from fedpriv.audit.results.audit import AuditedRun
+from fedpriv.audit.results.images import ImageOutcome
 from fedpriv.audit.results.labels import ShadowLabels
-from fedpriv.audit.results.membership import MembershipOutcome
-from fedpriv.audit.results.outcome import Interval, Sender, TargetKind
+from fedpriv.audit.results.outcome import Sender, TargetKind
 from fedpriv.audit.results.texts import TextTargetResult
-from fedpriv.audit.results.wire import TensorInfo, Wire
-from fedpriv.audit.sentences import thoroughness, verdict
-from fedpriv.cli.frontier import frontier
-from fedpriv.config import parse_assignment
-from fedpriv.frontier.grid import Defence
-from fedpriv.frontier.search import BY_REPLAY
-from tests.audit import built
+from fedpriv.audit.sentences.verdict import verdict
 from tests.audit.built import (
     CUT,
     baseline,
@@ -42,98 +29,25 @@ from tests.audit.built import (
     member,
     no_image,
     no_member,
-    point,
     shadows,
     statistic,
     text,
     texts,
 )
-
-FAILED = Reason("control failed", "its control failed")
-
-
-def undefended(**changes: Any) -> AuditedRun:
-    """Images recovered from a real message, members found, classes found."""
-    message = images(
-        image("analytic", (13, 2, 1), median=0.022), image("multistep", 9), image("inverting gradients", 2),
-        no_image("class centres", because("the message carries no counts")),
-        round=1, sender=Sender(0), picture="mp-r1-c0.png", baselines={"nearest public": baseline(6)},
-    )  # fmt: skip
-    single = images(
-        image("analytic", (8, 8, 8), 8), image("idlg", (7, 7, 6), 8),
-        kind="single image", round=1, sender=Sender(0), samples=8, baselines={"nearest public": baseline(0, 8)},
-    )  # fmt: skip
-    fields: dict[str, Any] = {
-        "images": (message, single),
-        "membership": (
-            member(0.71, 0.6, 0.81, "LiRA", 30, asked=72, few=point(7, 72, 0.004), of=2),
-            member(0.66, 0.55, 0.76, "FedMIA", 30, asked=72, of=2, use="FedMIA"),
-            no_member("row distance", "no linear layer with a bias was shared", 30, "row distance"),
-        ),
-        "labels": (labels(True, 0), labels(True, 7), labels(False, 0, round=15)),
-        "labels_over_rounds": (labels(True, 0, round=None, messages=2),),
-        "shadow_labels": shadows(6, 3, 0.1, 0.016),
-        "statistics": (statistic("centers"),),
-        "wire": sent("encoder.fc1.weight", "encoder.fc2.weight", "projector.0.weight"),
-        "run_dir": "runs/mp",
-    }
-    return built.run(**(fields | changes))
-
-
-def sent(*names: str) -> Wire:
-    """Layers of which those named were sent, and centres of classes."""
-
-    def tensor(name: str, role: str, up: bool = True) -> TensorInfo:
-        return TensorInfo(name=name, role=role, dtype="F32", shape=(2, 2), bytes=16, up=up, down=up, broadcast=True)
-
-    layers = ("encoder.fc1.weight", "encoder.fc2.weight", "projector.0.weight", "head.weight")
-    return Wire(
-        (*(tensor(layer, layer.split(".")[0], layer in names) for layer in layers), tensor("statistic.centers", "statistic"))
-    )
-
-
-def with_outcomes(run: AuditedRun, kind: TargetKind, change: Callable[[ImageOutcome], ImageOutcome]) -> AuditedRun:
-    """With a change of the outcomes of the attacks on targets of a kind that were run."""
-
-    def changed(target: ImageTarget) -> ImageTarget:
-        return target.only([change(outcome) if outcome.status.was_run else outcome for outcome in target.outcomes])
-
-    return replace(run, images=tuple(changed(target) if target.kind == kind else target for target in run.images))
-
-
-def remade(outcome: ImageOutcome, hits: int | Sequence[int] = 0, *reasons: Reason) -> ImageOutcome:
-    """The same attack, which recovered so many images."""
-    assert outcome.figures is not None
-    return image(outcome.attack, hits, outcome.figures.success["0.01"].n, *reasons, statistic=outcome.statistic)
-
-
-def without_images(run: AuditedRun, kind: TargetKind) -> AuditedRun:
-    """Its attacks of a kind recovered none, as attacks with positive controls."""
-    return with_outcomes(run, kind, remade)
-
-
-def unknown(run: AuditedRun, kind: TargetKind, hits: int = 0) -> AuditedRun:
-    """Attacks of a kind recovered none, or so many, and failures are no evidence."""
-    return with_outcomes(run, kind, lambda item: remade(item, hits, FAILED))
-
-
-def without_members(run: AuditedRun) -> AuditedRun:
-    none = Interval(0.4, 0.6, 2)
-    attacks = (
-        replace(attack, points=replace(attack.points, at={}), together=none) if attack.points else attack
-        for attack in run.membership
-    )
-    return replace(run, membership=tuple(attacks))
-
-
-def harmless(**changes: Any) -> AuditedRun:
-    """Nothing was found: no sample, no member, and no class by a rule."""
-    run = without_members(without_images(without_images(undefended(), "message"), "single image"))
-    return replace(run, **{"labels": (labels(rule=None),) * 3, "labels_over_rounds": ()} | changes)
-
-
-def words(run: AuditedRun) -> str:
-    return answer(run).words
+from tests.audit.fictitious import (
+    FAILED,
+    by_rule,
+    harmless,
+    read,
+    remade,
+    undefended,
+    unknown,
+    with_members,
+    with_outcomes,
+    without_images,
+    without_members,
+    words,
+)
 
 
 def test_rules_apply_in_order_worst_first() -> None:
@@ -168,12 +82,6 @@ def test_simulated_clients_that_show_the_classes_are_a_finding() -> None:
 )
 def test_simulated_clients_that_may_have_guessed_are_none(shadow: ShadowLabels) -> None:
     assert words(harmless(shadow_labels=shadow)) == "Nothing was found"
-
-
-def read(kind: TargetKind, chance: float) -> dict[str, Any]:
-    """Texts of which an attack named every word, and another most words in an order, which was not theirs."""
-    named = text("tag", wilson(0, 4), recall=0.95, precision=0.95, rouge_l=0.6), text("tokens", recall=1.0, precision=1.0)
-    return {"modalities": ("text",), "texts": (texts(*named, kind=kind, chance=chance),)}
 
 
 @pytest.mark.parametrize(
@@ -232,22 +140,18 @@ def test_sentences_that_no_attack_could_have_found_are_not_known() -> None:
     assert "tag found" in " ".join(verdict(read(words_by_tag)))
 
 
-def test_membership_is_not_known_with_too_few_candidates() -> None:
-    answered = answer(harmless(membership=(member(asked=3), member(asked=3))))
-    assert answered.words == "Leakage not known" and "members can be identified" in answered.sentence
-
-
-def test_membership_is_not_known_where_a_round_was_not_attacked() -> None:
-    run = harmless()
-    refused = no_member("every membership attack", "an upload is missing", round=1, uses=None, use=None)
-    answered = answer(replace(run, membership=(*run.membership, refused)))
-    assert answered.words == "Leakage not known" and "members can be identified" in answered.sentence
-
-
-def test_membership_is_not_known_where_shadows_differ_from_clients() -> None:
-    answered = answer(harmless(membership_limit="in round 30 the gradients had a term"))
-    assert answered.words == "Leakage not known"
-    assert "whether members can be identified (in round 30 the gradients had a term): no attack" in answered.sentence
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"membership": (member(asked=3), member(asked=3))}, ""),
+        ({"membership": (member(), no_member("every attack", "an upload is missing", round=1, uses=None, use=None))}, ""),
+        ({"membership_limit": "in round 30 the gradients had a term"}, " (in round 30 the gradients had a term)"),
+    ],
+    ids=["too few candidates", "a round that was not attacked", "shadows unlike clients"],
+)
+def test_membership_is_not_known(change: dict[str, Any], why: str) -> None:
+    answered = answer(harmless(**change))
+    assert answered.words == "Leakage not known" and f"whether members can be identified{why}: no attack" in answered.sentence
 
 
 def test_untried_membership_attack_on_class_centres_is_listed() -> None:
@@ -273,14 +177,6 @@ def test_inference_that_was_not_tried_is_no_failure() -> None:
 def test_classes_from_all_messages_of_a_client_are_a_finding() -> None:
     answered = answer(harmless(labels_over_rounds=(labels(True, 1), labels(True, 2), labels(False, 3))))
     assert answered.words == "Classes were inferred" and "for 2 of 3 clients" in answered.sentence
-
-
-def by_rule(*exact: bool, guess: float, stated: bool = False) -> AuditedRun:
-    """Nothing else was found; a message of each client, whose set of classes was found or not."""
-    result = (
-        labels(hit, client, true=(1,), inferred=(1,) if hit else (), classes=2, guess=guess) for client, hit in enumerate(exact)
-    )
-    return harmless(labels=tuple(replace(item, stated=stated) for item in result))
 
 
 @pytest.mark.parametrize(("client", "whose"), [(0, "client"), (None, "sum")])
@@ -418,11 +314,6 @@ def test_canaries_above_the_ledger_come_first() -> None:
     ]
 
 
-def test_clients_that_hold_every_class_reveal_none() -> None:
-    whole = labels(true=tuple(range(10)), inferred=tuple(range(10)))
-    assert words(harmless(labels=(whole,) * 3, labels_over_rounds=(whole,))) == "Nothing was found"
-
-
 def test_what_was_not_tried_is_said() -> None:
     answered = answer(undefended()).not_tried
     assert "class centres on real messages (the message carries no counts)" in answered
@@ -446,221 +337,6 @@ def test_equal_reasons_why_attacks_were_not_tried_are_said_once() -> None:
         "dlg, idlg, tag on real messages (too many samples behind a message for a budget with a positive control)",
         "clients with a single sample (no run)",
     )
-
-
-def with_answer(run: AuditedRun, level: int, **cost: Any) -> AuditedRun:
-    return replace(run, cost=replace(run.cost, **cost), answer=Answer(WORDS[level], level, ""))
-
-
-def defended(level: int, at_chance: bool = False) -> AuditedRun:
-    defence = ("mask(last=1)", "gaussian(variance=0.001)", "client-level DP")
-    return with_answer(built.run(name="mp-dp", defence=defence), level, accuracy=0.941, at_chance=at_chance)
-
-
-def test_what_would_change_it() -> None:
-    leaks = with_answer(undefended(name="mp"), SAMPLES)
-    sentence, command = changes(leaks, [])
-    assert command == (
-        "fedpriv frontier --config runs/mp/config.yaml --defenses 'mask:last=2 prune:fraction=0.01 gaussian:variance=1e-10..1e-4 "
-        "dp-sample:target_epsilon=8+mask:names=[\"statistic.*\"]' --target 'recovered<=0' --output frontier-mp"
-    ), "the head stays with the clients, and no noise covers class centres"
-    assert "defence that meets recovered<=0:" in sentence
-    assert "membership_auc" in (changes(with_answer(undefended(), MEMBERS), [])[1] or "")
-    assert changes(leaks, [defended(NOTHING)]) == (
-        "Measured with mask(last=1), gaussian(variance=0.001), client-level DP (mp-dp): “Nothing was found”, "
-        "at an accuracy of 94.1 % in place of 96.4 %.",
-        None,
-    )
-
-
-def test_commands_name_a_folder_of_the_run_and_the_data() -> None:
-    """Else two runs' searches meet in one folder, and the data are looked for on the hub."""
-    leaks = with_answer(undefended(name="my run", data_dir="/my data"), SAMPLES)
-    command = changes(leaks, [])[1] or ""
-    given = frontier.make_context("frontier", shlex.split(command)[2:]).params
-    assert given["output"] == Path("frontier-my run")
-    assert [parse_assignment(text) for text in given["assignments"]] == [("data.dir", "/my data")]
-    trained = changes(with_answer(leaks, NOTHING), [])[1] or ""
-    assert shlex.split(trained)[1] == "train" and shlex.split(trained)[-2:] == ["--set", "data.dir=/my data"]
-    of_other = changes(replace(leaks, name="other"), [])[1] or ""
-    assert frontier.make_context("frontier", shlex.split(of_other)[2:]).params["output"] == Path("frontier-other")
-
-
-NO_STATISTICS = 'mask:names=["statistic.*"]'
-
-
-def asked(run: AuditedRun) -> dict[str, str]:
-    """The options of the command that is suggested for a run, by its own answer; none where there is no command."""
-    _, command = changes(replace(run, answer=answer(run)), [])
-    options = shlex.split(command or "")[2:]
-    return dict(zip(options[::2], options[1::2], strict=True))
-
-
-def with_members(*attacks: MembershipOutcome) -> AuditedRun:
-    """Members, and nothing else, were found."""
-    return harmless(membership=attacks)
-
-
-def with_classes() -> AuditedRun:
-    return by_rule(*[True] * 9, False, guess=0.5)
-
-
-@pytest.mark.parametrize(
-    ("run", "target"),
-    [
-        (undefended(), "recovered<=0"),
-        (without_members(without_images(undefended(), "message")), "recovered<=0"),
-        (harmless(**read("message", 0.4)), "words<=0"),
-        (harmless(**read("single text", 0.4)), "words<=0"),
-        (with_members(member(0.8, 0.7, 0.9)), "membership_auc<=0.6"),
-        (with_members(member(0.57, 0.52, 0.62)), "membership_auc<=0.53"),
-        (with_members(member(0.51, 0.505, 0.515)), "membership_auc<=0.5"),
-        (with_members(member(0.25, 0.18, 0.33)), "membership_auc<=0.6"),  # reversed
-        (with_classes(), "labels<=0.5"),
-    ],
-)
-def test_suggested_target_is_not_met_by_the_run(run: AuditedRun, target: str) -> None:
-    assert answer(run).level not in (NOT_KNOWN, NOTHING)
-    options = asked(run)
-    assert options["--target"] == target
-    (condition,) = conditions(options["--target"], "--target")
-    assert not condition.holds(run)
-    searched = ".." in options["--defenses"]
-    assert searched == (condition.measure in BY_REPLAY), "other measures need real runs, so values are listed"
-
-
-def test_no_target_is_suggested_that_misses_the_finding() -> None:
-    """Members that are found at a low false-positive rate alone need not show in the area."""
-    run = with_members(member(0.51, 0.4, 0.6, few=point(20, 72, 1e-9)))
-    sentence, command = changes(replace(run, answer=answer(run)), [])
-    assert words(run) == "Members were identified" and command is None
-    assert sentence == "Treat its messages as unsafe. No target of fedpriv frontier measures this."
-
-
-def test_no_range_is_suggested_for_sums() -> None:
-    """A search replays single uploads; and what is pruned has no sum."""
-    options = asked(undefended(defence=("secure aggregation",), summed=True))
-    assert options["--target"] == "recovered<=0"
-    assert options["--defenses"].split() == [
-        "mask:last=2", "gaussian:variance=1e-6", "gaussian:variance=1e-4", f"dp-sample:target_epsilon=8+{NO_STATISTICS}"
-    ]  # fmt: skip
-
-
-def test_what_a_message_names_in_clear_is_left_out_of_it() -> None:
-    every = asked(with_classes())["--defenses"].split()
-    assert every[0] == NO_STATISTICS and len(every) == 5 and all(defence.endswith(NO_STATISTICS) for defence in every)
-    for defence in every:
-        Defence.read(defence)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"statistics": (statistic("variate", gradient=True),)},  # SCAFFOLD needs them
-        {"batch_norm": True},
-        {"epsilon": epsilon(8.0, level="client")},
-    ],
-)
-def test_no_defence_is_suggested_that_the_run_cannot_have(change: dict[str, Any]) -> None:
-    assert "dp-sample" in asked(undefended())["--defenses"]
-    assert "dp-sample" not in asked(undefended(**change))["--defenses"]
-
-
-def test_no_mask_is_suggested_that_leaves_nothing() -> None:
-    assert "mask:last" not in asked(undefended(wire=sent("projector.0.weight")))["--defenses"]
-
-
-def test_the_command_that_is_suggested_can_be_pasted() -> None:
-    assert asked(undefended(run_dir="my runs/it's $HOME"))["--config"] == "my runs/it's $HOME/config.yaml"
-
-
-def test_a_model_at_chance_or_an_unknown_leakage_is_no_remedy() -> None:
-    leaks = with_answer(undefended(), SAMPLES)
-    assert "no better than guessing" in changes(leaks, [defended(NOTHING, at_chance=True)])[0]
-    nothing, open_one = "None of the other defences that were audited here (1) changes that.", "(mp-dp) it is not known."
-    defence = "Of mask(last=1), gaussian(variance=0.001), client-level DP "
-    for others, tried in (
-        ([SAMPLES], nothing),
-        ([NOT_KNOWN], defence + open_one),
-        ([NOT_KNOWN, SAMPLES], f"{nothing} {defence}{open_one}"),
-    ):
-        sentence, command = changes(leaks, list(map(defended, others)))
-        assert sentence.startswith(f"Treat its messages as unsafe. {tried} This command searches")
-        assert command
-
-
-def test_what_to_do_where_nothing_was_found_or_known() -> None:
-    trained = "fedpriv train --config runs/mp/config.yaml --dp sample --target-epsilon 8 --executor auto"
-    plain = undefended(statistics=())
-    for level, word in ((NOT_KNOWN, "could not be mounted"), (NOTHING, "a stronger one may find more")):
-        sentence, command = changes(with_answer(plain, level), [])
-        assert word in sentence and sentence.endswith("this command trains the same with one:") and command == trained
-        sentence, command = changes(with_answer(undefended(), level), [])
-        assert command == f"{trained} --defense '{NO_STATISTICS}'", "no noise covers class centres"
-        for refused in ({"no_dp": True}, {"batch_norm": True}, {"epsilon": epsilon(8.0, level="client")}):
-            sentence, command = changes(with_answer(replace(plain, **refused), level), [])
-            assert word in sentence and sentence.endswith(".") and command is None
-    sentence, command = changes(with_answer(plain, CONTRADICTED), [])
-    assert "accountant" in sentence and command is None
-
-
-def test_an_audit_that_its_budget_cut_is_run_to_the_end() -> None:
-    cut = Coverage(("analytic",), (), {"dlg": Reason("budget spent", "cut: the audit's budget of 60 s was spent")})
-    run = undefended(run_dir="my runs/a", answer=Answer(WORDS[NOT_KNOWN], NOT_KNOWN, "", coverage=cut))
-    sentence, command = changes(run, [])
-    assert "The budget left attacks out" in sentence and command == "fedpriv audit 'my runs/a'"
-    assert changes(run, [], "nets:Net") == (sentence, command), "a run names its net"
-    record = replace(run, source="record")
-    assert changes(record, []) == (sentence, command)
-    assert changes(record, [], "nets:Net") == (sentence, f"{command} --model nets:Net")
-    assert changes(record, [], Path("my runs/a/net.pt2")) == (sentence, f"{command} --model 'my runs/a/net.pt2'")
-    sentence, command = changes(record, [], nn.Linear(1, 1))
-    assert "fedpriv.audit with the same net (model=) and no budget" in sentence and command is None
-
-
-def test_how_thorough_it_was() -> None:
-    """Each attack counts once, on however many messages; what was not run is counted by its reason."""
-    cut, many = Reason("budget spent", "cut"), Reason("too many samples", "72 images behind one message")
-    on_messages = images(image("analytic", 1, 8), no_image("dlg", many))
-    on_singles = images(image("analytic", 1, 8), image("dlg", 1, 8), no_image("idlg", cut), kind="single image")
-    run = built.run(
-        images=(on_messages, on_singles), not_run={"membership": cut, "class centres": Reason("not available", "none was kept")}
-    )
-    found = coverage(run)
-    assert found.run == ("analytic", "dlg") and set(found.not_run) == {"idlg", "membership inference", "class centres"}
-    assert thoroughness(found, 60.0) == (
-        "2 of 5 attacks were begun within the budget of 60 s. Not run: 2 as the budget was spent; "
-        "1 as what they need was not sent or kept."
-    )
-    assert thoroughness(Coverage(("a",), ("a",)), 60.0) == (
-        "1 of 1 attacks were begun within the budget of 60 s, 1 of them on fewer messages or samples, as it was spent."
-    )
-    assert thoroughness(Coverage(("a", "b")), None) == "2 of 2 attacks were run without a limit of time."
-
-
-def test_every_reason_of_an_attack_that_was_not_run_is_named() -> None:
-    many, needless = Reason("too many samples", "72 images behind one message"), Reason("not needed", "another recovered all")
-    messages = images(image("analytic", 8, 8), no_image("dlg", many), no_image("idlg", many))
-    singles = images(image("analytic", 8, 8), no_image("dlg", needless), no_image("idlg", CUT), kind="single image")
-    found = coverage(built.run(images=(messages, singles)))
-    assert found.not_run == {"dlg": many, "idlg": CUT} and found.also == {"dlg": (needless,), "idlg": (many,)}
-    samples = "as too many samples or steps are behind a message"
-    assert thoroughness(found, None) == (
-        f"1 of 3 attacks were run without a limit of time. Not run: 1 {samples}, and on others "
-        "as other attacks had recovered all; "
-        f"1 as the budget was spent, and on others {samples}."
-    )
-
-
-def test_a_client_without_kept_messages_is_named() -> None:
-    def line(clients: int, *names: str) -> str:
-        run = built.run(clients=clients, not_kept=names)
-        return thoroughness(coverage(run), None).removeprefix("0 of 0 attacks were run without a limit of time.")
-
-    assert line(4, "switzerland") == " Messages of 3 of 4 clients were kept; switzerland was not examined."
-    assert line(4, "a", "b") == " Messages of 2 of 4 clients were kept; a and b were not examined."
-    assert line(100, *map(str, range(97))) == " Messages of 3 of 100 clients were kept; the other 97 were not examined."
-    assert not line(4)
 
 
 def test_attacks_over_several_rounds_are_not_listed_as_untried() -> None:

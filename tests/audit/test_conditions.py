@@ -19,7 +19,7 @@ from fedpriv.audit.judge.measures import known_recovered, recovered
 from fedpriv.audit.results.audit import Answer, Audit, AuditedRun
 from fedpriv.audit.results.epsilon import Epsilon
 from fedpriv.audit.run_audit import Audited
-from fedpriv.audit.sentences import verdict
+from fedpriv.audit.sentences.verdict import verdict
 from fedpriv.cli import main
 from fedpriv.errors import UnknownName, UsageError
 from tests.audit import built

@@ -14,7 +14,8 @@ from fedpriv.audit.images import reconstructions
 from fedpriv.audit.images.reconstructions import Attacked
 from fedpriv.audit.judge.known import samples_not_known
 from fedpriv.audit.record.run import RunRecord
-from fedpriv.audit.run_audit import AuditOptions, on_images
+from fedpriv.audit.run_audit import AuditOptions
+from fedpriv.audit.samples import on_images
 from tests.audit.built import image, images, run
 from tests.simulation.small import play
 

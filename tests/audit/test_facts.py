@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.audit.facts import at_chance, chance, cost_in_sentences, facts, signal_to_noise
+from fedpriv.audit.facts import at_chance, chance, facts, signal_to_noise
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results.audit import AuditedRun
 from fedpriv.audit.results.wire import SignalToNoise
-from fedpriv.audit.sentences import audited
+from fedpriv.audit.sentences.overview import audited, cost_in_sentences
 from tests.audit.sample_findings import findings, pictures
 from tests.simulation.small import FEW_STEPS, play
 

@@ -15,13 +15,13 @@ import fedpriv
 from fedpriv.attacks.api.label_rules import RULES, STATED
 from fedpriv.attacks.labels.stated import LabelSet
 from fedpriv.attacks.scoring.scores import wilson
-from fedpriv.audit import sentences
 from fedpriv.audit.judge.classes import rate_of_rules, share_by_rule
 from fedpriv.audit.judge.measures import metrics
 from fedpriv.audit.membership.label_leaks import Labels, infer_labels, label_findings
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results.labels import LabelResult
 from fedpriv.audit.results.outcome import Sender
+from fedpriv.audit.sentences.clients import labels as sentences_of
 from tests.simulation.small import play
 
 SIGN = "last layer: sign of the bias gradient"
@@ -105,7 +105,7 @@ def test_intervals_and_guessing_account_for_the_number_of_rules() -> None:
     assert share_by_rule(certain) == 1.0 and share_by_rule(result) == 0.0, "all of four would be more than guessing"
     by_five = [replace(row, rules=5) for row in certain]
     assert share_by_rule(by_five) == 1.0, "too few to exclude guessing by the best of five, and none found otherwise"
-    assert "the best of 5 rules, 95 % interval for all of them" in sentences.labels(by_five)[0]
+    assert "the best of 5 rules, 95 % interval for all of them" in sentences_of(by_five)[0]
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,7 @@ from fedpriv.attacks.inference.gradient_regression import gradient_regression
 from fedpriv.attacks.inference.membership import confidence
 from fedpriv.attacks.lab.explained import simulated
 from fedpriv.attacks.lab.nets import observe, perceptron
-from fedpriv.attacks.lab.setting import RowSetting
-from fedpriv.attacks.lab.tables import EXAMPLE
+from fedpriv.attacks.lab.setting import EXAMPLE, RowSetting
 from fedpriv.attacks.rows.closed_form import ClosedForm
 from fedpriv.attacks.rows.counts import label_counts
 from fedpriv.attacks.rows.tableak import TabLeak

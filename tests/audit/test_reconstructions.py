@@ -27,7 +27,8 @@ from fedpriv.audit.judge.images import ran
 from fedpriv.audit.judge.known import samples_not_known
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results.audit import Part
-from fedpriv.audit.run_audit import AuditOptions, on_images
+from fedpriv.audit.run_audit import AuditOptions
+from fedpriv.audit.samples import on_images
 from fedpriv.processes import forked_in_order
 from tests.audit.built import CUT
 from tests.audit.sample_findings import findings
@@ -225,7 +226,7 @@ def test_a_single_client_that_diverges_leaves_its_case_open_and_the_rest_as_it_i
     monkeypatch.setattr(
         "fedpriv.audit.record.shadow_updates.ShadowUpdates.run", lambda updates, data, numbers: [None for _ in numbers]
     )
-    monkeypatch.setattr("fedpriv.audit.run_audit.on_message", lambda *asked: "attacked")
+    monkeypatch.setattr("fedpriv.audit.samples.on_message", lambda *asked: "attacked")
     not_run = dict[Part, Reason]()
     assert on_images(evidence, AuditOptions(), not_run, lambda text: None) == ["attacked"]
     assert "a simulated client with a single sample diverged" in str(not_run["single images"])

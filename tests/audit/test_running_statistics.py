@@ -27,7 +27,7 @@ from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.statistics import ASIDE, BUFFERS, CONSTANTS, MEANINGS, RUNNING, kind_of, kinds_of_model
 from fedpriv.audit.results.images import MeanColour
 from fedpriv.audit.results.outcome import Sender
-from fedpriv.audit.sentences import verdict
+from fedpriv.audit.sentences.verdict import verdict
 from fedpriv.models.net import Net
 from fedpriv.models.registry import assemble, list_models
 from fedpriv.parameters import ParameterSpace

@@ -16,10 +16,12 @@ from fedpriv.attacks.inference.shadow import Message
 from fedpriv.audit.judge.classes import limit_of_shadows
 from fedpriv.audit.membership import label_leaks, one_client
 from fedpriv.audit.membership.inference import membership
+from fedpriv.audit.record import shadow_updates
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import ShadowResult, ShadowUpdates, single_samples
 from fedpriv.config import ExecutorConfig
 from fedpriv.data.federated import Split
+from fedpriv.simulation.vectorized.batched_models import BatchedModels
 from tests.simulation.small import play
 from tests.simulation.trial import in_float64
 
@@ -107,7 +109,10 @@ def test_shadow_clients_of_few_classes_leave_those_of_the_others_unknown(runs: d
 
 
 @pytest.mark.parametrize(("executor", "most"), [(TOGETHER, 3), (ALONE, 1)])
-def test_the_data_of_one_group_are_in_memory(runs: dict[str, Path], executor: dict[str, Any], most: int) -> None:
+def test_the_data_of_one_group_are_in_memory(
+    runs: dict[str, Path], executor: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shadow_updates, "TOGETHER", 3)
     found = evidence(runs["fedavg"], executor)
     asked: list[weakref.ref[torch.Tensor]] = []
 
@@ -121,6 +126,15 @@ def test_the_data_of_one_group_are_in_memory(runs: dict[str, Path], executor: di
     for done, played in enumerate(updates_of(found).run(data, range(8))):
         assert played is not None and done < len(asked) <= done + most
     assert len(asked) == 8
+
+
+def test_shadows_train_in_groups_larger_than_those_of_the_run(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    found, groups, run = evidence(runs["fedavg"], TOGETHER), list[int](), BatchedModels.run
+    monkeypatch.setattr(
+        BatchedModels, "run", lambda models, functions: (groups.append(len(functions)), run(models, functions))[1]
+    )
+    assert len(list(updates_of(found).run(found.federation.data.train, range(2 * shadow_updates.TOGETHER)))) == sum(groups)
+    assert groups == 2 * [shadow_updates.TOGETHER]
 
 
 @pytest.mark.parametrize("executor", [TOGETHER, ALONE])

@@ -11,6 +11,7 @@ import torch
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.scoring.scores import wilson
+from fedpriv.audit.judge.sums import compared
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import ShadowUpdates
@@ -22,7 +23,6 @@ from fedpriv.audit.results.cost import Cost
 from fedpriv.audit.results.labels import LabelRule
 from fedpriv.audit.results.outcome import Sender
 from fedpriv.audit.run_audit import AuditOptions
-from fedpriv.audit.sums import compared
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
 from tests.audit.truth import gradients_of

@@ -19,13 +19,13 @@ from fedpriv.attacks.lab.attempts import ImageAttempt
 from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.trial import Attacker, Trial
 from fedpriv.attacks.scoring.scores import score
-from fedpriv.audit import sentences
 from fedpriv.audit.images.reconstructions import on_message, on_single_images
 from fedpriv.audit.images.target import Target, of_messages
 from fedpriv.audit.images.target import message as of_message
 from fedpriv.audit.record.control_differences import control_differences, made_up, trains_otherwise
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import shared_out, single_samples
+from fedpriv.audit.sentences import samples
 from fedpriv.config import load_config
 from fedpriv.defenses import build_transforms
 from fedpriv.models.net import Net
@@ -169,7 +169,7 @@ def test_there_a_failure_is_no_evidence(
         (attempt,) = attacked.attempts
         assert attempt.recovered is not None and attempt.is_evidence == evidence
         if not evidence and not attempt.recovered.successes:
-            said = sentences.images(attacked.described(None))
+            said = samples.images(attacked.described(None))
             assert "not known" in said and "which is no evidence" in said
     single = found[1].attempts[0].recovered
     assert single is not None and (single.share > 0.9) == evidence

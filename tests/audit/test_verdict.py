@@ -13,7 +13,7 @@ from fedpriv.audit.judge.measures import recovered
 from fedpriv.audit.results.images import ImageOutcome
 from fedpriv.audit.results.membership import MembershipOutcome
 from fedpriv.audit.results.outcome import Sender, TargetKind
-from fedpriv.audit.sentences import verdict
+from fedpriv.audit.sentences.verdict import verdict
 from tests.audit.built import (
     NO_CONTROL,
     baseline,

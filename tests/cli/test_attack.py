@@ -222,7 +222,7 @@ def test_masks_of_a_secure_aggregation(fedpriv: Fedpriv) -> None:
 
 
 def test_masks_without_a_secret_fail_the_control(fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedpriv.attacks.inference.masked_round import flower_mask
+    from fedpriv.attacks.inference.masked_sums import flower_mask
 
     monkeypatch.setattr("fedpriv.secure.masks.mask", flower_mask)
     result = fedpriv("attack", "secagg-masks", "--set", "bits=12")

@@ -56,9 +56,9 @@ def test_a_batch_of_made_up_rows_is_shown_cell_by_cell(fedpriv: Fedpriv) -> None
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--mask-layers", 1), "--mask-layers does not apply to closed-form"),
-        (("--images", "."), "--images does not apply"),
-        (("--output", "rows.png"), "--output draws images"),
+        (("--mask-layers", 1), "--mask-layers is for attacks on images and texts; closed-form is an attack on rows"),
+        (("--images", "."), "--images is for attacks on images"),
+        (("--output", "rows.png"), "--output is for attacks on images"),
         (("--set", "steps=3"), "has no option 'steps'"),
         (("--dataset", "digits"), "digits holds images"),
         (("--run", "nothing"), "nothing"),

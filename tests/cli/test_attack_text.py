@@ -185,7 +185,7 @@ def test_a_control_that_fails_lets_nothing_be_said(fedpriv: Fedpriv, monkeypatch
         (["tokns"], ("unknown attack 'tokns'", "did you mean 'tokens'")),
         (["tokens", "--dataset", "digits"], ("digits holds images", "on images: analytic")),
         (["tokens", "--images", "."], ("attack on texts", "--images")),
-        (["tokens", "--output", "found.png"], ("--output draws images",)),
+        (["tokens", "--output", "found.png"], ("--output is for attacks on images",)),
         (["tokens", "--n", 1000], ("--n 1000", "there are only 576 synthetic requests")),
         (["tokens", "--mask-layers", 1, "--tune", "head"], ("leaves nothing",)),
         (["tokens", "--mask-embeddings", "--tune", "lora"], ("no embedding is sent",)),

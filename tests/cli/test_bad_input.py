@@ -21,7 +21,7 @@ def case(arguments: str, *words: str) -> object:
     return pytest.param(shlex.split(arguments), words, id=re.sub(r"[^\w.=:-]+", " ", arguments))
 
 
-NAMES = [
+REFUSED = [
     case("--method mpfedcom", "unknown method", "'mpfedcom'", "did you mean 'mpfedcon'"),
     case("--method zzz", "unknown method", "fedavg", "in all"),
     case("--method ''", "method.name", "empty"),
@@ -69,8 +69,6 @@ NAMES = [
     case("--tracking-uri mlruns", "tracking.uri", "not a tracking URI"),
     case("--dataset ./nowhere", "no file or folder", "nowhere"),
     case("--set 'wire.transforms=[{roles: [head]}]'", "no name", "cast, clip"),
-]
-HALVES = [
     case("--objective croos-entropy", "unknown objective", "did you mean 'cross-entropy'"),
     case("--aggregation mena", "unknown aggregation", "did you mean 'mean'"),
     case("--method local --aggregation mean", "aggregation mean", "method local sends nothing"),
@@ -78,16 +76,12 @@ HALVES = [
     case("--aggregation mean --set aggregation.weights=equal", "aggregation mean", "'samples' or 'uniform'"),
     case("--aggregation mean --set method.weights=uniform", "method fedavg", "'weights'"),
     case("--set objective.mu=3", "objective.name", "required"),
-]
-SELECTION = [
     case("--selection sometimes", "train.selection", "'uniform', 'window', 'all' or 'schedule'"),
     case("--selection schedule", "train.selection schedule and train.schedule", "go together"),
     case("--set train.schedule=[[1]]", "go together"),
     case("--selection schedule --set train.schedule=missing.txt", "train.schedule missing.txt", "No such file"),
     case("--selection schedule --set train.schedule=[[25]] --rounds 1", "client 25", "does not exist or holds no training data"),
     case("--selection schedule --set train.schedule=[[1]] --rounds 2", "for 1 of 2 rounds"),
-]
-VALUES = [
     case("--lr 0", "train.lr", "greater than 0"),
     case("--lr -1", "train.lr", "greater than 0"),
     case("--lr nan", "train.lr", "finite"),
@@ -129,8 +123,6 @@ VALUES = [
     case("--set =3", "key=value"),
     case("--set train.rounds=[1", "train.rounds", "not YAML"),
     case("--set train.rounds.x=3", "train.rounds"),
-]
-KINDS = [
     case("--set train.rounds=1:30", "train.rounds = '1:30'", "integer"),
     case("--set train.rounds=yes", "train.rounds = 'yes'", "integer"),
     case("--set train.rounds='\"3\"'", "train.rounds = '3'", "should be a number"),
@@ -148,23 +140,15 @@ KINDS = [
     case(f"--set train.rounds={'[' * 1000}", "--set train.rounds", "64 levels"),
     case(f"--set train.rounds={'[' * 1000}{']' * 1000}", "--set train.rounds", "64 levels"),
     case(f"--set method.name={'x' * 5000}", "unknown method", "..."),
-]
-EMPTY = [
     case("--model ''", "model.name = ''", "empty"),
     case("--dataset ''", "data.name = ''", "empty"),
     case("--encoder ''", "model.encoder = ''", "empty"),
     case("--set tracking.experiment='\"\"'", "tracking.experiment = ''", "empty"),
     case("--tracking-uri ''", "tracking.uri = ''", "not a tracking URI"),
-]
-ROUNDS = [
     case("--selection schedule --set train.schedule=[[]] --rounds 1", "train.schedule, round 1", "at least one client"),
     case("--selection schedule --set train.schedule=[[0],[1,1]] --rounds 2", "train.schedule, round 2: [1, 1]", "each once"),
-]
-SIZES = [
     case("--partition lognormal --set data.partition.size_mean=1e6", "size_mean 1e+06", "inf images"),
     case("--partition lognormal --set data.partition.size_sigma=1e6", "size_sigma 1e+06", "images"),
-]
-SECRETS = [
     case("--tracking-uri http://me:hunter2@host:99999", "http://me:***@host:99999", "port"),
     case("--tracking-uri http://me:hunter2@host:port", "http://me:***@host:port", "port"),
     case("--tracking-uri 'http://me:hunter2@[::1'", "http://me:***@[::1", "host"),
@@ -174,14 +158,10 @@ SECRETS = [
     case("--set 'tracking=[{uri: http://me:hunter2@host}]'", "http://me:***@host", "valid string"),
     case("--set tracking.experiment=1 --tracking-uri http://me:hunter2@host", "tracking.experiment"),
     case("--set http://me:hunter2@host", "http://me:***@host", "key=value"),
-]
-NOT_SHOWN = [
     pytest.param(["--set", 'run_dir="a\\x1bb"'], ("run_dir", r"\x1b"), id="run_dir escape"),
     pytest.param(["--set", 'run_dir="a\\nb"'], ("run_dir", r"a\nb", "line break"), id="run_dir line break"),
     pytest.param(["--set", 'data.name="a\\nb"'], ("data.name", r"a\nb", "line break"), id="data.name line break"),
     pytest.param(["--method", "\x1b[2J[/red]"], ("unknown method", r"\x1b[2J[/red]"), id="method escape"),
-]
-FEDERATIONS = [
     case("--classes-per-client 11", "11 classes per client", "has 10"),
     case("--clients 2000", "class '0' has 142 training samples", "fewer clients"),
     case("--clients 2000 --partition dirichlet", "2000 clients", "samples"),
@@ -199,9 +179,6 @@ FEDERATIONS = [
 ]
 
 
-ALL = [*NAMES, *HALVES, *SELECTION, *VALUES, *KINDS, *EMPTY, *ROUNDS, *SIZES, *SECRETS, *NOT_SHOWN, *FEDERATIONS]
-
-
 def assert_refused(result: Result, words: tuple[str, ...], code: int = 2, lines: int = 2) -> None:
     assert result.exit_code == code, result.output
     assert isinstance(result.exception, SystemExit)
@@ -213,7 +190,7 @@ def assert_refused(result: Result, words: tuple[str, ...], code: int = 2, lines:
         assert word in result.stderr, result.stderr
 
 
-@pytest.mark.parametrize(("arguments", "words"), ALL)
+@pytest.mark.parametrize(("arguments", "words"), REFUSED)
 def test_it_is_refused_and_nothing_is_written(
     empty_folder: Path, fedpriv: Fedpriv, arguments: list[str], words: tuple[str, ...]
 ) -> None:
@@ -222,6 +199,10 @@ def test_it_is_refused_and_nothing_is_written(
     assert list(empty_folder.iterdir()) == []
 
 
+KINDS_OF_FILES = [
+    "list", "scalar", "torn", "binary", "nul", "section", "key", "other-name", "type", "empty-section",
+    "range", "number-key", "bomb", "nested", "digits", "tag", "true", "sexagesimal", "empty", "secret",
+]  # fmt: skip
 BOMB = b"a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + b"".join(
     b"a%d: &a%d [%s]\n" % (n, n, b", ".join([b"*a%d" % (n - 1)] * 9)) for n in range(1, 10)
 )
@@ -252,28 +233,7 @@ BOMB = b"a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + b"".join(
         (b"run_dir: ''\n", ("run_dir = ''", "empty")),
         (b"tracking: {uri: 'http://me:hunter2@host:99999'}\n", ("http://me:***@host:99999",)),
     ],
-    ids=[
-        "list",
-        "scalar",
-        "torn",
-        "binary",
-        "nul",
-        "section",
-        "key",
-        "other-name",
-        "type",
-        "empty-section",
-        "range",
-        "number-key",
-        "bomb",
-        "nested",
-        "digits",
-        "tag",
-        "true",
-        "sexagesimal",
-        "empty",
-        "secret",
-    ],
+    ids=KINDS_OF_FILES,
 )
 def test_a_config_file_is_refused(empty_folder: Path, fedpriv: Fedpriv, content: bytes, words: tuple[str, ...]) -> None:
     (empty_folder / "run.yaml").write_bytes(content)

@@ -115,6 +115,12 @@ def test_without_a_hub_the_usual_encoder_is_missed_at_once(samples: list[str], f
     refused(fedpriv, samples, ["--dataset", "texts.csv"], ("google-bert/bert-base-uncased", "--encoder minilm"))
 
 
+KINDS_OF_FILES = [
+    "no text", "no label", "nothing", "empty lines", "open quote", "too many columns",
+    "empty text", "empty label", "line breaks", "too few", "header",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("content", "code", "words"),
     [
@@ -130,19 +136,7 @@ def test_without_a_hub_the_usual_encoder_is_missed_at_once(samples: list[str], f
         ("text,intent\nhello,a\nbye,b\n", 2, ("leaves no test samples",)),
         ("text,intent\n", 2, ("broken.csv has no rows",)),
     ],
-    ids=[
-        "no text",
-        "no label",
-        "nothing",
-        "empty lines",
-        "open quote",
-        "too many columns",
-        "empty text",
-        "empty label",
-        "line breaks",
-        "too few",
-        "header",
-    ],
+    ids=KINDS_OF_FILES,
 )
 def test_a_csv_file(empty_folder: Path, fedpriv: Fedpriv, content: str, code: int, words: tuple[str, ...]) -> None:
     (empty_folder / "broken.csv").write_text(content)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedpriv.client import client as client_half
+from fedpriv.client import receiving
 from fedpriv.client.suspicion import Mark, check_for_marks, generator_of_run, marks, secret_generator
 from fedpriv.errors import SuspiciousDownload
 from fedpriv.methods import registry
@@ -56,7 +56,7 @@ def test_trained_nets_have_no_marks(method: str, tmp_path: Path, monkeypatch: py
     def collect(agreement: Any, round: int, sent: Mapping[str, Tensor], draw: torch.Generator) -> None:
         figures.extend(marks(agreement, sent, draw))
 
-    monkeypatch.setattr(client_half, "check_for_marks", collect)
+    monkeypatch.setattr(receiving, "check_for_marks", collect)
     play(tmp_path / "run", method, **{"train.lr": 0.1, "train.rounds": 2, "eval.last": 1, "wire.check_downloads": True})
     assert method == "local" or (figures and nearest(figures) < 0.6)
 
@@ -232,7 +232,7 @@ def test_the_clients_of_a_simulation_draw_so(simulate: Simulate, monkeypatch: py
     def look(agreement: Any, round: int, sent: Any, draw: torch.Generator) -> None:
         seen.append(draw.get_state().numpy().tobytes())
 
-    monkeypatch.setattr(client_half, "check_for_marks", look)
+    monkeypatch.setattr(receiving, "check_for_marks", look)
     for _ in range(2):
         simulate("fedavg", **{"train.rounds": 1, "wire.check_downloads": True})
     half = len(seen) // 2

@@ -55,12 +55,15 @@ main(sys.argv[1:])
 """A program that runs the command line until the first round is shown, and prints what it took."""
 
 CONTROLS = """
-import json, sys
+import json, sys, torch
 from fedpriv.attacks.inference.membership_controls import positive_controls
+from fedpriv.audit.images.pictures import grid
 positive_controls(4)
+grid({"original": torch.rand(1, 1, 8, 8)})
 print(json.dumps(sorted(sys.modules)), flush=True)
 """
-"""A program that computes the controls of membership attacks: gradients of samples, and several nets trained as one."""
+"""A program that computes the controls of membership attacks (gradients of samples, and several nets trained as one), and a
+picture."""
 UNUSED_BY_AUDITS = ("sympy", "torch._dynamo", "torch._inductor", "matplotlib", "transformers", "opacus", "mlflow")
 
 PROCESS = """
@@ -121,7 +124,7 @@ def count_deployment(folder: Path) -> Counts:
 
 
 def count_controls(folder: Path) -> Counts:
-    """What the controls of membership attacks import, in a process of their own."""
+    """What the controls of membership attacks and pictures import, in a process of their own."""
     process = subprocess.run(
         [sys.executable, "-c", CONTROLS], cwd=folder, capture_output=True, text=True, timeout=300, encoding="utf-8"
     )

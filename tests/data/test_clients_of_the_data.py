@@ -72,7 +72,7 @@ def test_tables_of_clients_with_their_own_test_rows(tmp_path: Path) -> None:
     loaded = load(run_of(tmp_path / "anything"))  # a fifth of b's 31 rows is held out, of those of a none
     partition = partition_dataset(loaded.dataset, loaded.config)
     assert [len(held) for held in partition.train] == [20, 25] and [len(held) for held in partition.test] == [6, 6]
-    said = "no test split of their own have the clients b: a fixed fifth of their samples is held out"
+    said = "these clients have no test split, and a fixed fifth of their samples is held out: b"
     assert said in loaded.dataset.notes and not any("there is no test split" in line for line in loaded.dataset.notes)
 
 
@@ -231,12 +231,6 @@ def test_show_names_clients_and_classes(tmp_path: Path) -> None:
     by_site = shown("--dataset", table, "--partition", "by_column", "--column", "site").output
     assert "east" in by_site and "the values of column site" in by_site and "the client's own" in by_site
     assert "the clients are the labels" not in by_site
-
-
-def test_clients_by_label_are_said(tmp_path: Path) -> None:
-    options = ("--dataset", str(patients(tmp_path / "all.csv")), "--partition", "by_column", "--column", "label")
-    assert "label (int64)" in shown(*options, code=2).stderr
-    assert "the clients are the labels, column 'label'" in shown(*options, "--set", "data.label=label").output
 
 
 @pytest.mark.parametrize(

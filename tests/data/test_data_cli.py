@@ -10,12 +10,12 @@ import numpy as np
 import PIL.Image
 import pytest
 from click.testing import CliRunner
+from image_files import load_labels
 
 from fedpriv.cli import main
 from fedpriv.config import DataConfig
 from fedpriv.data.partition_rules import partitions
 from fedpriv.data.partitions.partition import make_partition
-from fedpriv.data.sources import load_labels
 
 
 def run(*arguments: str, code: int = 0) -> Any:

@@ -8,10 +8,10 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from image_files import encoded, pixels, write_folder
+from image_files import encoded, load_labels, pixels, write_folder
 
 from fedpriv.data.disaster import PUBLISHED, holds_pairs
-from fedpriv.data.sources import load_dataset, load_labels
+from fedpriv.data.sources import load_dataset
 from fedpriv.errors import FedprivError, UsageError
 
 
@@ -100,7 +100,7 @@ def test_files_without_their_other_half_are_named(tmp_path: Path) -> None:
         load_labels(str(tmp_path))
     said = str(caught.value)
     assert "5 images without their text (calm/images/calm_2017-08-27_14-00..png, " in said and "14-03" not in said
-    assert "a text without its image (storm/text/lost.txt)" in said and "\n" not in said
+    assert "1 texts without their image (storm/text/lost.txt)" in said and "\n" not in said
 
 
 def test_two_images_of_one_name(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import PIL.Image
 import pytest
-from image_files import pixels
+from image_files import load_labels, pixels
 
 from fedpriv.data.medic import TASKS
-from fedpriv.data.sources import load_dataset, load_labels
+from fedpriv.data.sources import load_dataset
 from fedpriv.errors import UsageError
 
 HEADER = "image_id\tevent_name\timage_path\tdamage_severity\tinformative\thumanitarian\tdisaster_types"

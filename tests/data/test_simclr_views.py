@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.data.augmentation.augment import augmentation
-from fedpriv.data.augmentation.simclr_views import _transforms
+from fedpriv.data.augmentation.by_kornia import _views
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
@@ -91,7 +91,7 @@ def test_flips_and_blurs_happen_to_half() -> None:
     noise = torch.rand(4000, 1, 16, 16, generator=seeded(2))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        left = _transforms((1, 16, 16), True)[-1](noise).var((1, 2, 3)) / noise.var((1, 2, 3))  # type: ignore[index]
+        left = _views((1, 16, 16), True)[-1](noise).var((1, 2, 3)) / noise.var((1, 2, 3))  # type: ignore[index]
     blurred = left < 0.99
     # A width under 0.2 pixels, one in twenty, changes nothing that one would see.
     assert abs(float(blurred.float().mean()) - 0.5 * 0.95) < 0.03
@@ -102,14 +102,14 @@ def test_flips_and_blurs_happen_to_half() -> None:
 def _apply(given: Tensor, blur: bool = True) -> Tensor:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        out: Tensor = _transforms(tuple(given.shape[1:]), blur)(given)
+        out: Tensor = _views(tuple(given.shape[1:]), blur)(given)
         return out
 
 
 def test_crops_keep_a_fifth_or_more() -> None:
     """On a ramp, the range of a crop is its width: no less than sqrt(0.2 * 3 / 4) of the image."""
     ramp = torch.linspace(0, 1, 64).expand(500, 1, 64, 64)
-    crop = _transforms((1, 64, 64), False)[0]  # type: ignore[index]
+    crop = _views((1, 64, 64), False)[0]  # type: ignore[index]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         out = crop(ramp)

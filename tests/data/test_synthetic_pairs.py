@@ -8,6 +8,7 @@ import PIL.Image
 import pytest
 import torch
 from click.testing import CliRunner
+from image_files import load_labels
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
@@ -15,7 +16,7 @@ from torch.nn.functional import avg_pool2d
 
 from fedpriv.cli import main
 from fedpriv.data.disaster import PUBLISHED
-from fedpriv.data.sources import load_dataset, load_labels, sources
+from fedpriv.data.sources import load_dataset, sources
 from fedpriv.data.synthetic_pairs import open_synthetic, write_pairs
 from fedpriv.errors import UsageError
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from image_files import load_labels
 
 from fedpriv.cli import main
 from fedpriv.config import DataConfig, load_config
-from fedpriv.data.sources import load_data, load_labels
+from fedpriv.data.sources import load_data
 from fedpriv.errors import UsageError
 from fedpriv.simulation.setup import build
 
@@ -146,12 +147,10 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     assert "id (row numbers)" in line and "name (text" in line and "day (dates)" in line
 
 
-def test_how_to_name_one_of_several_texts_is_said(tmp_path: Path) -> None:
+def test_one_of_several_texts_is_named_text(tmp_path: Path) -> None:
     rows = [f"about {i},what is {i}?,{i % 3},{i % 2}" for i in range(60)]
     numbers = load_data(write(tmp_path / "a.csv", "title,body,stars,label", *rows))
     assert numbers.input_shape == (1,)
-    said = "the samples are the numbers and categories of stars; to train on texts, name their column 'text'"
-    assert said in numbers.notes
     assert load_data(write(tmp_path / "b.csv", "title,text,stars,label", *rows)).texts is not None
     with pytest.raises(UsageError, match=r"no recognisable image or text column.* body \(string\).*; name the one with"):
         load_data(write(tmp_path / "c.csv", "title,body,label", *(f"about {i},what is {i}?,{i % 2}" for i in range(20))))

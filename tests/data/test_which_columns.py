@@ -165,17 +165,6 @@ def test_why_nothing_is_left_is_said(tmp_path: Path) -> None:
         loaded(tmp_path, pd.DataFrame({"patient": OTHERS, "label": BASE.label}))
 
 
-def test_levels_that_are_read_as_one_are_said(tmp_path: Path) -> None:
-    found = loaded(tmp_path, BASE.assign(p=[f"l{i % 30}" for i in range(N)]))
-    assert "column 'p': of its 30 levels, all but the 20 most frequent are read as one" in found.notes
-
-
-def test_levels_in_several_spellings_are_said(tmp_path: Path) -> None:
-    found = loaded(tmp_path, BASE.assign(p=[["yes", "Yes", "no", "yes "][i % 4] for i in range(N)]))
-    (line,) = [line for line in found.notes if line.startswith("column 'p':")]
-    assert "'Yes' and 'yes' and 'yes ' are different categories" in line
-
-
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_dates_are_features_where_they_are_named(suffix: str, tmp_path: Path) -> None:
     days = pd.Timestamp("2026-01-01") + pd.to_timedelta(DRAW.integers(0, 300, N), unit="D")

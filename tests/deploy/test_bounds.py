@@ -169,7 +169,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, int,
     port = machines.free_port()
     paths = make(tmp_path_factory.mktemp("bounded") / "d", 1, "127.0.0.1", port, inner_port=port)
     with machines.server(paths) as supervisor:
-        yield SuperLink(f"127.0.0.1:{port}", paths.authority), port, supervisor.pid("the SuperLink")
+        yield SuperLink(f"127.0.0.1:{port}", paths.authority), port, supervisor.pids()["the SuperLink"]
 
 
 @pytest.mark.slow

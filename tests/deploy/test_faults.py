@@ -17,11 +17,12 @@ import pytest
 from fedpriv.client import store
 from fedpriv.deploy.client.client_node import ClientNode, _without_paths
 from fedpriv.deploy.client.source import Source
+from fedpriv.deploy.facts import HANDSHAKE
 from fedpriv.deploy.frames import Envelope, Frame
-from fedpriv.deploy.handshake import HANDSHAKE, code_version
 from fedpriv.deploy.remote_clients import RemoteClients
 from fedpriv.deploy.server_run import DECLARED, STOP
 from fedpriv.deploy.transport import NOT_CONNECTED, NotSent
+from fedpriv.deploy.versions import code_version
 from fedpriv.errors import ClientDiverged, FedprivError, UsageError
 from fedpriv.files import Damaged, load_json, save_json
 from fedpriv.storage.run_folder import RunFolder
@@ -347,20 +348,26 @@ def test_a_damaged_declaration_file_is_named(tmp_path: Path, written: str) -> No
         go_on(tmp_path / "run", Loopback({}))
 
 
+TRAIN = {"do": "train", "round": 1, "last": None}
+
+
+def describe(values: dict[str, Any]) -> dict[str, Any]:
+    return {"do": "describe", "code": code_version(), "config": values}
+
+
+def refusal(node: ClientNode, run: str, request: dict[str, Any]) -> str:
+    """The error that a client answers to a request."""
+    return str(node.answer(Frame({"run": run, "entries": [request]})).error)
+
+
 def test_errors_are_sent_without_paths(tmp_path: Path) -> None:
     node = client_nodes(tmp_path / "secret-place", config("fedavg", **SETTINGS))[0]
-    envelope = Envelope()
-    envelope.add({"do": "train", "round": 1, "last": None})
-    error = node.answer(envelope.frame(run="strange")).head["error"]
+    error = refusal(node, "strange", TRAIN)
     assert error.startswith("unknown run") and "secret-place" not in error
     wrong = {"data": {"name": "/etc/passwd-like.csv"}}
-    envelope = Envelope()
-    envelope.add(
-        {"do": "describe", "code": code_version(), "config": config("fedavg", **SETTINGS).model_dump(mode="json") | wrong}
-    )
     missing = client_nodes(tmp_path / "other", config("fedavg", **SETTINGS))[0]
     object.__setattr__(missing.source, "name", str(tmp_path / "secret-place" / "x.csv"))
-    error = missing.answer(envelope.frame(run="one")).head["error"]
+    error = refusal(missing, "one", describe(config("fedavg", **SETTINGS).model_dump(mode="json") | wrong))
     assert "\n" not in error and "secret-place" not in error and str(tmp_path) not in error
 
 
@@ -381,9 +388,7 @@ def test_a_folder_with_spaces_is_not_sent(tmp_path: Path) -> None:
     folder = node.folder / "runs" / "run"
     folder.mkdir(parents=True)
     (folder / "setup.json").write_text("{")
-    envelope = Envelope()
-    envelope.add({"do": "train", "round": 1, "last": None})
-    error = node.answer(envelope.frame(run="run")).head["error"]
+    error = refusal(node, "run", TRAIN)
     assert error.startswith("a file is damaged") and "Doe" not in error
 
 
@@ -395,11 +400,8 @@ def test_unreadable_files_of_registered_data_are_not_named(tmp_path: Path, monke
     for part in ("train", "test"):
         (data / "cifar10" / f"{part}.parquet").write_bytes(b"PAR1 and nothing else")
     monkeypatch.setenv("FEDPRIV_DATA", str(data))
-    envelope = Envelope()
-    envelope.add(
-        {"do": "describe", "code": code_version(), "config": config("fedavg", **{"data.name": "cifar10"}).model_dump(mode="json")}
-    )
-    error = ClientNode(0, Source(), tmp_path / "state").answer(envelope.frame(run=HANDSHAKE)).error
+    asked = describe(config("fedavg", **{"data.name": "cifar10"}).model_dump(mode="json"))
+    error = refusal(ClientNode(0, Source(), tmp_path / "state"), HANDSHAKE, asked)
     assert error == "a file (more in the client's own log)"
 
 
@@ -663,19 +665,16 @@ def test_what_all_clients_suggest_is_checked_as_a_config(tmp_path: Path) -> None
         play_apart(tmp_path / "run", "fedavg", grid=All(client_nodes(tmp_path / "c", config("fedavg", **SETTINGS))), **SETTINGS)
 
 
-@pytest.mark.parametrize(("weights", "named"), [("samples", True), ("uniform", False)])
-def test_a_majority_of_all_training_samples_is_warned_of(tmp_path: Path, weights: str, named: bool) -> None:
+@pytest.mark.parametrize(
+    ("of", "weights", "named"), [("train", "samples", True), ("train", "uniform", False), ("test", "samples", True)]
+)
+def test_a_majority_of_all_samples_is_warned_of(tmp_path: Path, of: str, weights: str, named: bool) -> None:
+    """Of training samples only where uploads are weighted by them."""
     warnings: list[str] = []
-    grid = Telling(tmp_path / "c", 2, {"train": 10**9})
+    grid = Telling(tmp_path / "c", 2, {of: 10**9})
     play_apart(tmp_path / "run", "fedavg", warnings, grid, **{**SETTINGS, "method.weights": weights, "train.rounds": 1})
-    assert any("client 2 declares 1000000000 of all" in text for text in warnings) == named
-
-
-def test_a_majority_of_all_test_samples_is_warned_of(tmp_path: Path) -> None:
-    warnings: list[str] = []
-    grid = Telling(tmp_path / "c", 2, {"test": 10**9})
-    play_apart(tmp_path / "run", "fedavg", warnings, grid, **{**SETTINGS, "train.rounds": 1})
-    assert "client 2 declares 1000000000 of all" in warnings[0] and "test samples" in warnings[0]
+    said = [text for text in warnings if "client 2 declares 1000000000 of all" in text]
+    assert len(said) == named and all(f"{'training' if of == 'train' else 'test'} samples" in text for text in said)
 
 
 def test_a_test_on_undeclared_samples_does_not_count(tmp_path: Path) -> None:
@@ -759,7 +758,7 @@ def test_a_setup_that_cannot_be_saved_is_not_agreed_on(tmp_path: Path, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedpriv.deploy.client.client_node.save_json", full)
+        patch.setattr("fedpriv.deploy.client.setups.save_json", full)
         assert "No space left" in str(agrees(7).error)
     answers = [agrees(seed) for seed in (8, 7)]
     assert answers[0].error is None and "differs from the one" in str(answers[1].error)

@@ -26,8 +26,8 @@ from fedpriv.cli.deploy_runs import _follow, _show_absent
 from fedpriv.config import load_config
 from fedpriv.deploy.flower import certificates, internals, machines, tls
 from fedpriv.deploy.flower.paths import ClientFile, DeploymentPaths, make, read_client
-from fedpriv.deploy.handshake import code_version
 from fedpriv.deploy.server_run import DECLARED, STOP
+from fedpriv.deploy.versions import code_version
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import save_json
 from fedpriv.storage.run_folder import RunFolder

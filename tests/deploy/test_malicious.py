@@ -17,8 +17,8 @@ from fedpriv.deploy.client.client_node import ClientNode
 from fedpriv.deploy.client.request_validation import config_of
 from fedpriv.deploy.client.source import Source
 from fedpriv.deploy.frames import Envelope, Frame
-from fedpriv.deploy.handshake import code_version
 from fedpriv.deploy.remote_clients import RemoteClients
+from fedpriv.deploy.versions import code_version
 from fedpriv.files import load_json, save_json
 from fedpriv.server.clients import Instruction
 from fedpriv.wire import Payload, seal, unseal
@@ -65,7 +65,7 @@ def test_clients_refuse_an_attack_and_say_why(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("malicious_in_round_2")
 def test_a_client_can_switch_its_own_check_off(tmp_path: Path) -> None:
     of = client_nodes(tmp_path / "clients", config("fedavg", **SETTINGS))
-    of[1].check_downloads = False
+    of[1].setups.check_downloads = False
     last = lines(play_apart(tmp_path / "run", "fedavg", grid=Loopback(of), **SETTINGS))[-1]
     assert [client["client"] for client in last["missing"]] == [0]
 

@@ -14,8 +14,9 @@ from fedpriv.deploy.client.client_node import ClientNode
 from fedpriv.deploy.client.need import activations
 from fedpriv.deploy.client.requires import Requires
 from fedpriv.deploy.client.source import Source
+from fedpriv.deploy.facts import HANDSHAKE
 from fedpriv.deploy.frames import Frame
-from fedpriv.deploy.handshake import HANDSHAKE, code_version
+from fedpriv.deploy.versions import code_version
 from fedpriv.models.registry import build_model
 from tests.simulation.small import config
 

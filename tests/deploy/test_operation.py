@@ -20,13 +20,14 @@ import pytest
 
 from fedpriv.deploy.client.client_node import ClientNode
 from fedpriv.deploy.client.source import Source
+from fedpriv.deploy.facts import HANDSHAKE
 from fedpriv.deploy.frames import Frame
-from fedpriv.deploy.handshake import HANDSHAKE, code_version
 from fedpriv.deploy.operation import database, logs
 from fedpriv.deploy.operation.counters import Counters, read_counters
 from fedpriv.deploy.operation.logs import Log
 from fedpriv.deploy.operation.measuring import of_counters, of_server
-from fedpriv.deploy.operation.metrics import Health, Metric, served
+from fedpriv.deploy.operation.metrics import Metric, served
+from fedpriv.deploy.versions import code_version
 from fedpriv.errors import UsageError
 from tests.deploy.apart import play_apart
 from tests.simulation.small import FEW_STEPS, config
@@ -51,7 +52,7 @@ def test_a_local_port_answers_health_and_metrics() -> None:
         Metric("bytes", "Bytes.", 9, {"direction": "out"}, "counter"),
         Metric("run_round", "Rounds.", 3, {"run": 'a"b'}),
     ]
-    with served(0, lambda: metrics, lambda: Health(problem[0])) as port:
+    with served(0, lambda: metrics, lambda: problem[0]) as port:
         assert get(port, "/health") == (200, '{"status": "ok"}\n')
         problem[0] = "its SuperNode does not run"
         assert get(port, "/health") == (503, '{"status": "failing", "problem": "its SuperNode does not run"}\n')

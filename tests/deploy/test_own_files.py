@@ -10,8 +10,9 @@ import pytest
 
 from fedpriv.deploy.client.client_node import ClientNode
 from fedpriv.deploy.client.source import Source
+from fedpriv.deploy.facts import HANDSHAKE
 from fedpriv.deploy.frames import Envelope, Frame
-from fedpriv.deploy.handshake import HANDSHAKE, code_version
+from fedpriv.deploy.versions import code_version
 from fedpriv.errors import UsageError
 from fedpriv.simulation.inputs.unseen import SampleForm
 from tests.data.image_files import pixels, write_folder

@@ -36,7 +36,7 @@ def liars(deployment: Deployment) -> None:
         lying = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.deploy.liar import serve_client"
         if any(honest in part for part in process.command):
             process.command = [part.replace(honest, lying) for part in process.command]
-            os.kill(supervisor.pid(f"client {number}"), signal.SIGKILL)
+            os.kill(supervisor.pids()[f"client {number}"], signal.SIGKILL)
 
 
 def folder(deployment: Deployment, number: int) -> Path:
@@ -67,7 +67,7 @@ def test_a_run_continues_without_silent_and_late_clients(deployment: Deployment)
     def end(record: dict[str, Any]) -> None:
         if record["round"] == 1:
             (folder(deployment, 1) / liar.LIE).unlink()  # or it might be asked for its local update once more, and hang again
-            os.kill(deployment.supervisors[2].pid("client 1"), signal.SIGKILL)
+            os.kill(deployment.supervisors[2].pids()["client 1"], signal.SIGKILL)
 
     run = deployment.play("late", "fedavg", end, answer=SECONDS, **{"train.rounds": 3, "eval.every": 3, "eval.last": 1})
     records = RunFolder.open(run).records()
@@ -87,11 +87,11 @@ def test_a_node_killed_during_an_update_answers_once(tmp_path: Path, deployment:
 
     def kill() -> None:
         if not killed and "mid-local update 2" in liar.updates(folder(deployment, 0)):
-            killed.append(deployment.supervisors[1].pid("its SuperNode"))
+            killed.append(deployment.supervisors[1].pids()["its SuperNode"])
             os.kill(killed[0], signal.SIGKILL)
 
     run = deployment.play("mid-local update", "mpfedcon", meanwhile=kill, **{"train.rounds": 3})
-    assert killed and deployment.supervisors[1].pid("its SuperNode") != killed[0]
+    assert killed and deployment.supervisors[1].pids()["its SuperNode"] != killed[0]
     same(run, tmp_path / "whole")
     assert liar.updates(folder(deployment, 0)).count("mid-local update 2") == 1
 

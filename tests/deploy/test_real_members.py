@@ -19,7 +19,7 @@ def test_clients_come_and_go_while_a_run_goes_on(tmp_path: Path) -> None:
     from fedpriv.deploy.flower import machines
     from fedpriv.deploy.flower.paths import add_client
     from fedpriv.deploy.operation.measuring import of_server
-    from fedpriv.deploy.operation.metrics import Health, served
+    from fedpriv.deploy.operation.metrics import served
     from fedpriv.errors import FedprivError
     from fedpriv.storage.run_folder import RunFolder
 
@@ -54,7 +54,7 @@ def test_clients_come_and_go_while_a_run_goes_on(tmp_path: Path) -> None:
                 time.sleep(1)
             second = deployment.play("second", "fedavg", **{**two, "data.clients": 3, "train.rounds": 2})
 
-            with served(0, lambda: of_server(paths.runs, paths.counters, nodes), Health) as port:
+            with served(0, lambda: of_server(paths.runs, paths.counters, nodes), lambda: None) as port:
                 page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
         facts = json.loads((second / "run.json").read_text(encoding="utf-8"))
         assert [client["name"] for client in facts["deployed"]["clients"]] == ["client-0", "late"]

@@ -32,7 +32,7 @@ def test_a_client_whose_process_is_killed_loses_nothing(tmp_path: Path, deployme
 
     def kill(record: dict[str, Any]) -> None:
         if record["round"] in (1, 2):
-            killed.append(deployment.supervisors[1].pid("client 0"))
+            killed.append(deployment.supervisors[1].pids()["client 0"])
             os.kill(killed[-1], signal.SIGKILL)
 
     deployed = deployment.play("killed", "mpfedcon", kill, **{"train.rounds": 4})
@@ -66,7 +66,7 @@ def test_a_killed_superlink_continues_from_its_database(tmp_path: Path, deployme
 
     def kill(record: dict[str, Any]) -> None:
         if record["round"] == 1:
-            os.kill(deployment.supervisors[0].pid("the SuperLink"), signal.SIGKILL)
+            os.kill(deployment.supervisors[0].pids()["the SuperLink"], signal.SIGKILL)
 
     same(deployment.play("link-killed", "fedavg", kill, **{"train.rounds": 3}), tmp_path / "whole")
 
@@ -91,7 +91,7 @@ def test_a_node_with_a_replaced_key_is_not_admitted(deployment: Deployment, tmp_
 def test_a_killed_node_is_asked_again(deployment: Deployment) -> None:
     def kill(record: dict[str, Any]) -> None:
         if record["round"] == 1:
-            os.kill(deployment.supervisors[2].pid("its SuperNode"), signal.SIGKILL)
+            os.kill(deployment.supervisors[2].pids()["its SuperNode"], signal.SIGKILL)
 
     deployed = deployment.play("node-killed", "scaffold", kill, **{"train.rounds": 4})
     records = RunFolder.open(deployed).records()

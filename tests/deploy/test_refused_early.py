@@ -89,7 +89,7 @@ def own(folder: Path, what: str, client: int) -> str:
 def test_what_does_not_suit_the_samples(tmp_path: Path, what: str, method: str, settings: dict[str, Any], why: str) -> None:
     of = {n: ClientNode(n, Source(own(tmp_path, what, n), label=LABELS[what]), tmp_path / f"client-{n}") for n in (0, 1)}
     if method == "fedavg-ft":
-        of[1].requires = Requires(epsilon=8)
+        of[1].setups.requires = Requires(epsilon=8)
         settings = {**settings, "data.bounds": {"age": [0, 99], "dose": [0, 9]}, "data.levels": {"sex": ["f", "m"]}}
     grid = Asked(of)
     with pytest.raises(FedprivError) as refused:

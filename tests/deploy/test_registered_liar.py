@@ -220,9 +220,9 @@ LIES: dict[str, tuple[Callable[[Told], Frame | None], str, str]] = {
 def processes(deployment: Deployment) -> dict[str, int]:
     """Process ids of the SuperLink and of the app of the run that is played."""
     (server,) = deployment.supervisors
-    tasks = Path(f"/proc/{server.pid('the SuperExec')}/task").glob("*/children")
+    tasks = Path(f"/proc/{server.pids()['the SuperExec']}/task").glob("*/children")
     (app,) = [int(pid) for task in tasks for pid in task.read_text(encoding="utf-8").split()]
-    return {"SuperLink": server.pid("the SuperLink"), "app": app}
+    return {"SuperLink": server.pids()["the SuperLink"], "app": app}
 
 
 def test_each_lie_costs_the_liar_its_round_and_nobody_else_anything(
@@ -342,7 +342,7 @@ def largest(checkpoint: Path) -> float:
 def test_a_compressed_body_is_not_inflated(served: tuple[Deployment, list[Peer]]) -> None:
     """256 MiB of zeros in 0.3 MB, with a valid login."""
     deployment, peers = served
-    pid = deployment.supervisors[0].pid("the SuperLink")
+    pid = deployment.supervisors[0].pids()["the SuperLink"]
     Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="utf-8")
     before, packer = status_of(pid, "VmRSS"), zlib.compressobj(wbits=31)
     bomb = b"".join([*(packer.compress(bytes(MIB)) for _ in range(256)), packer.flush()])

@@ -69,7 +69,7 @@ def test_an_unknown_requirement_is_refused() -> None:
 
 def test_requirements_are_checked_before_data_are_loaded(tmp_path: Path) -> None:
     strict = client_nodes(tmp_path / "clients", config("fedavg"))
-    strict[1].requires = Requires(methods=("fedrep",))
+    strict[1].setups.requires = Requires(methods=("fedrep",))
     with pytest.raises(FedprivError, match=r"client 1 cannot take part: this client's own file requires one of .* fedrep"):
         play_apart(tmp_path / "run", "fedavg", grid=Loopback(strict))
     assert strict[1].data.loaded is None
@@ -81,7 +81,7 @@ def test_new_requirements_hold_for_runs_that_were_agreed_on(tmp_path: Path) -> N
     again = client_nodes(tmp_path / "run-clients", config("fedavg"))[1]
     assert again._run("run").name == "run"
     strict = client_nodes(tmp_path / "run-clients", config("fedavg"))[1]
-    strict.requires = Requires(secure_aggregation=True)
+    strict.setups.requires = Requires(secure_aggregation=True)
     with pytest.raises(UsageError, match=r"requires wire\.secure_aggregation"):
         strict._run("run")
 
@@ -97,7 +97,7 @@ def test_accuracies_after_fine_tuning_are_not_covered(
     tmp_path: Path, required: Requires, settings: dict[str, Any], covers: str
 ) -> None:
     strict = client_nodes(tmp_path / "clients", config("fedavg-ft", **settings))
-    strict[1].requires = required
+    strict[1].setups.requires = required
     with pytest.raises(FedprivError, match=rf"file of client 1 requires .* {covers} fine-tuning before tests"):
         play_apart(tmp_path / "run", "fedavg-ft", grid=Loopback(strict), **settings)
 
@@ -120,7 +120,7 @@ def test_requirements_are_read_from_the_clients_file(tmp_path: Path) -> None:
 
 def test_requires_tests_false_prevents_tests(tmp_path: Path) -> None:
     of = client_nodes(tmp_path / "clients", config("fedavg"))
-    of[1].requires = Requires(tests=False)
+    of[1].setups.requires = Requires(tests=False)
     warnings: list[str] = []
     folder = RunFolder.open(play_apart(tmp_path / "run", "fedavg", warnings, Loopback(of), **{"train.rounds": 2}))
     why = "its own file allows no tests (requires.tests)"
@@ -133,7 +133,7 @@ def test_requires_tests_false_prevents_tests(tmp_path: Path) -> None:
 def test_a_run_without_any_tests_continues(tmp_path: Path) -> None:
     of = client_nodes(tmp_path / "clients", config("fedavg"))
     for node in of.values():
-        node.requires = Requires(tests=False)
+        node.setups.requires = Requires(tests=False)
     folder = RunFolder.open(play_apart(tmp_path / "run", "fedavg", grid=Loopback(of), **{"train.rounds": 2}))
     summary = folder.summary()
     assert summary is not None and summary["rounds"] == 2 and summary["accuracy"] is None

@@ -17,8 +17,8 @@ import pytest
 from fedpriv.deploy.client.client_node import ClientNode
 from fedpriv.deploy.client.socket_server import serve
 from fedpriv.deploy.client.source import Source
+from fedpriv.deploy.facts import HANDSHAKE
 from fedpriv.deploy.frames import Frame
-from fedpriv.deploy.handshake import HANDSHAKE
 from fedpriv.deploy.operation.counters import Counters
 from fedpriv.deploy.stream import ask, write
 from fedpriv.wire.message import Refused

@@ -14,6 +14,7 @@ import fedpriv
 from fedpriv.deploy.client.client_node import ClientNode
 from fedpriv.deploy.client.requires import Requires
 from fedpriv.deploy.client.source import Source
+from fedpriv.deploy.server_run import OWN_DATA
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.storage.payloads import PayloadStore
 from fedpriv.storage.run_folder import RunFolder
@@ -95,6 +96,8 @@ def test_a_deployment_of_tables_equals_a_simulation_to_the_bit(hospitals: Path, 
     assert sorted(columns[1]["levels"]) == ["f", "m", "x"] and columns[0]["gaps"] and columns[2]["gaps"]
     first = json.loads((tmp_path / "apart" / "metrics.jsonl").read_text().splitlines()[0])["metrics"]
     assert first["bytes_up"] == sum(message.nbytes for message in messages if message.client is not None)
+    facts, summary = (json.loads((tmp_path / "apart" / name).read_text()) for name in ("run.json", "summary.json"))
+    assert facts["dataset"] == summary["dataset"] == OWN_DATA, "not patients.csv, which no client opened"
 
 
 def test_a_deployment_of_tables_is_resumed(hospitals: Path, tmp_path: Path) -> None:

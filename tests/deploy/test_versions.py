@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedpriv.deploy.handshake import WITHOUT_EFFECT, check_code, code_hash, code_version
+from fedpriv.deploy.versions import WITHOUT_EFFECT, check_code, code_hash, code_version
 from fedpriv.errors import UsageError
 from tests.test_arrows import REGISTRY, imports
 

@@ -11,7 +11,7 @@ import yaml
 
 from fedpriv.experiments import Result, read
 from fedpriv.experiments.claims import Judgement, judge
-from fedpriv.experiments.results import _portable
+from fedpriv.experiments.results import portable
 from fedpriv.experiments.spec import Experiment
 from fedpriv.experiments.stored import stored_results
 from fedpriv.simulation import run as simulation
@@ -68,7 +68,7 @@ def write_result(
     last = list(points.values())[-1 if config.method.name == "fedavg-ft" else -2 :]
     accuracy = sum(last) / len(last)
     rounds = list(points)
-    stored = _portable(config)
+    stored = portable(config)
     if config.method.name == "fedavg-ft":
         stored["method"]["ft_when"] = "final"
     result = Result(

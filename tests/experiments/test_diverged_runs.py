@@ -12,9 +12,9 @@ from made_results import BASE, play, write_result, write_yaml
 from fedpriv.cli import main
 from fedpriv.errors import ClientDiverged, FedprivError
 from fedpriv.experiments import plan, read, run, runner
-from fedpriv.experiments.divergence import Divergence
 from fedpriv.experiments.measures import Comparison
 from fedpriv.experiments.page import tables
+from fedpriv.experiments.results import Divergence
 from fedpriv.storage.run_folder import RunFolder
 
 TINY = {

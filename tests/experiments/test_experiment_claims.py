@@ -13,7 +13,7 @@ from fedpriv.config import load_config
 from fedpriv.evaluation.intervals import mean_interval
 from fedpriv.experiments import Result
 from fedpriv.experiments.claims import decide, metric
-from fedpriv.experiments.results import difference
+from fedpriv.experiments.validity import difference
 
 
 @pytest.mark.parametrize(

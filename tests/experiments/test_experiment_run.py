@@ -20,7 +20,8 @@ from made_results import BASE, play, write_result, write_yaml
 from fedpriv.cli import main
 from fedpriv.data.sources import suggestions, usual_model
 from fedpriv.experiments import Result, read, run, runner
-from fedpriv.experiments.results import difference, rounded
+from fedpriv.experiments.results import rounded
+from fedpriv.experiments.validity import difference
 from fedpriv.methods.build import with_options
 from fedpriv.simulation import run as simulation
 from fedpriv.simulation.setup import resolve

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from fedpriv.audit.conditions import conditions
 from fedpriv.audit.results.stored import from_json, to_json
 from fedpriv.audit.run_audit import Audited, AuditOptions
 from fedpriv.cli import main
@@ -24,14 +23,15 @@ from fedpriv.experiments.runner import Outcome
 from fedpriv.experiments.runner import run as run_all
 from fedpriv.experiments.spec import Experiment
 from fedpriv.frontier.grid import Defence, Point, point
+from fedpriv.frontier.plan import Plan
 from fedpriv.frontier.result import Frontier
-from fedpriv.frontier.run import Plan, _check_earlier, _Trials
+from fedpriv.frontier.run import _check_earlier, _Trials
 from fedpriv.frontier.search import Search
 from fedpriv.simulation.run import start
 from fedpriv.storage.run_folder import RunFolder
 from tests.audit.conftest import controls_once, hardly_any_steps, one_iteration
 from tests.audit.sample_findings import findings
-from tests.frontier.made_trades import make_trade
+from tests.frontier.made_trades import make_trade, read_target
 from tests.simulation.small import FEW_STEPS, SILENT, play
 from tests.tracking.conftest import template
 
@@ -50,6 +50,13 @@ def fedpriv(*arguments: Any) -> Result:
 def assigned(**more: Any) -> list[str]:
     values = {**SMALL, **more}
     return [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+
+
+def trials_of(folder: Path, *defences: str, target: str = "", jobs: int = 1) -> _Trials:
+    """What tries FedAvg with these defences."""
+    asked = [Defence.read(text) for text in defences]
+    plan = Plan({}, "test", ["fedavg"], asked, read_target(target), AuditOptions(), jobs, "test")
+    return _Trials(plan, folder, lambda text: None)
 
 
 @pytest.mark.slow
@@ -111,10 +118,7 @@ def test_a_strength_that_fails_in_a_run_gives_way_to_the_next(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    text = "gaussian:variance=1e-5..1e-2"
-    target = conditions("recovered<=0.05,membership_auc<=0.6", "--target")
-    plan = Plan({}, "test", ["fedavg"], [Defence.read(text)], target, AuditOptions(), 1, "test")
-    trials = _Trials(plan, tmp_path, lambda text: None)
+    trials = trials_of(tmp_path, "gaussian:variance=1e-5..1e-2", target="recovered<=0.05,membership_auc<=0.6")
 
     def played(points: Sequence[Point], seed: int) -> None:
         trials._points |= {each.label: each for each in points}
@@ -133,9 +137,7 @@ def test_a_strength_that_fails_in_a_run_gives_way_to_the_next(
 
 
 def test_a_search_ends_at_a_model_that_is_at_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = conditions("recovered<=0.05", "--target")
-    plan = Plan({}, "test", ["fedavg"], [Defence.read("gaussian:variance=1e-5..1e-2")], target, AuditOptions(), 1, "test")
-    trials, played = _Trials(plan, tmp_path, lambda text: None), list[str]()
+    trials, played = trials_of(tmp_path, "gaussian:variance=1e-5..1e-2", target="recovered<=0.05"), list[str]()
 
     def play(points: Sequence[Point], seed: int) -> None:
         for each in points:
@@ -157,18 +159,12 @@ def test_a_range_of_a_defence_that_cannot_be_is_not_run(tmp_path: Path, monkeypa
     monkeypatch.setattr("fedpriv.frontier.run.Replayed", refused)
     stored = SimpleNamespace(config=RunConfig)
     monkeypatch.setattr("fedpriv.frontier.run.RunFolder", SimpleNamespace(open=lambda run_dir: stored))
-    defences = [Defence.read("dp-sample:target_epsilon=1..8")]
-    plan = Plan({}, "test", ["fedavg"], defences, conditions("recovered<=0.05"), AuditOptions(), 1, "test")
-    trials = _Trials(plan, tmp_path, lambda text: None)
+    trials = trials_of(tmp_path, "dp-sample:target_epsilon=1..8", target="recovered<=0.05")
     trials.trades["fedavg-none", 0] = make_trade("fedavg-none", recovered=1.0)
     assert trials.searches() == []
     assert trials.failed == {
         "fedavg, dp-sample:target_epsilon=1..8": "privacy.level sample: BatchNorm mixes the samples of a batch"
     }
-
-
-def _without_target(folder: Path) -> _Trials:
-    return _Trials(Plan({}, "test", ["fedavg"], [], [], AuditOptions(), 1, "test"), folder, lambda text: None)
 
 
 def test_a_run_whose_folder_is_gone_is_trained_again(tmp_path: Path) -> None:
@@ -199,11 +195,11 @@ def test_an_audit_counts_if_this_version_made_it_of_that_run(version: str, run_i
     run = replace(findings().runs[0], run_id=run_id)
     audit = replace(findings(), options=asdict(AuditOptions()), fedpriv=version, runs=(run,))
     (folder.path / "audit" / "audit.json").write_text(json.dumps(to_json(audit)))
-    assert (_without_target(tmp_path)._kept(folder.path) is not None) == counts
+    assert (trials_of(tmp_path)._kept(folder.path) is not None) == counts
 
 
 def test_a_run_with_an_audit_of_an_older_form_is_audited_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trials = _without_target(tmp_path)
+    trials = trials_of(tmp_path)
     run_dir = play(trials.run_dir("fedavg-none", 0), "fedavg", **FEW_STEPS, **{"train.rounds": 1}).folder.path
     older = to_json(findings()) | {"format": 1}
     (run_dir / "audit").mkdir()
@@ -222,7 +218,7 @@ def test_a_run_with_an_audit_of_an_older_form_is_audited_anew(tmp_path: Path, mo
 
 
 def test_runs_of_other_data_are_not_compared(tmp_path: Path) -> None:
-    trials, folders = _without_target(tmp_path), [tmp_path / name for name in "abc"]
+    trials, folders = trials_of(tmp_path), [tmp_path / name for name in "abc"]
     for folder, data in zip(folders, "xxy", strict=True):
         folder.mkdir()
         (folder / "config.yaml").write_text("")
@@ -243,9 +239,8 @@ def test_as_many_runs_are_audited_at_a_time_as_processes(tmp_path: Path, monkeyp
     monkeypatch.setattr("fedpriv.frontier.run.report.audit", audit)
     monkeypatch.setattr("fedpriv.frontier.run.report.write", lambda audited, folder: written.append(folder))
     monkeypatch.setattr("fedpriv.frontier.run.sync", lambda run_dir: None)
-    plan = Plan({}, "test", ["fedavg"], [], [], AuditOptions(), 2, "test")
     runs = [tmp_path / name for name in "abc"]
-    _Trials(plan, tmp_path, lambda text: None)._audit(runs)
+    trials_of(tmp_path, jobs=2)._audit(runs)
     assert audited == [(["a", "b"], 2), (["c"], 2)]
     assert written == [run / "audit" for run in runs], "each has its own, should this be broken off"
 

@@ -18,7 +18,8 @@ from torch.nn.utils import spectral_norm, weight_norm
 from fedpriv.models.net import Net
 from fedpriv.models.pairs.fusion import WIDTH, Branch, Fusion
 from fedpriv.models.registry import assemble
-from fedpriv.models.state import State, changed_by_data, find_hidden_state, perturb, random_images, samples_interact
+from fedpriv.models.snapshot import State
+from fedpriv.models.state import changed_by_data, find_hidden_state, perturb, random_images, samples_interact
 from fedpriv.models.text.transformer import TextEncoder, text_encoder
 from fedpriv.parameters import ParameterSpace
 from tests.models.test_stacked import with_encoder
@@ -63,17 +64,13 @@ class AllZero(Attribute):
         nn.init.zeros_(self.fc.bias)
 
 
-class Assigned(Linear):
+class Assigned(Attribute):
     """The same in a buffer, which is a new tensor after each pass."""
 
     def __init__(self) -> None:
         super().__init__()
+        del self.m
         self.register_buffer("m", torch.zeros(16))
-
-    def remember(self, h: Tensor) -> Tensor:
-        self.m = 0.9 * self.m + 0.1 * h.detach().mean(0)
-        centred: Tensor = h - self.m
-        return centred
 
 
 class NotPersistent(Linear):

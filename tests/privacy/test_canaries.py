@@ -15,7 +15,7 @@ from scipy.stats import binom, norm
 from torch import Tensor
 
 from fedpriv.audit.membership.epsilon import measured
-from fedpriv.audit.sentences import canaries as sentences_of
+from fedpriv.audit.sentences.epsilon import canaries as sentences_of
 from fedpriv.cli import main
 from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.config import load_config
@@ -182,19 +182,27 @@ def tenth_of_the_noise_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ModelLocalUpdate, "__init__", quieter)
 
 
-@pytest.mark.parametrize("participation", [1.0, pytest.param(0.3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
-def test_a_tenth_of_the_noise_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, participation: float, seed: int) -> None:
-    """The positive control of the ledger, and beside it the run whose noise is as it says."""
-    setting = {**CLIENT, **ALL, "train.participation": participation, "seed": seed}
-    honest = play(tmp_path / "honest", "fedavg", **setting)
-    tenth_of_the_noise(monkeypatch)
-    broken = play(tmp_path / "broken", "fedavg", **setting)
+def with_and_without(
+    fault: Callable[[pytest.MonkeyPatch], None], folder: Path, monkeypatch: pytest.MonkeyPatch, setting: dict[str, Any]
+) -> tuple[dict[str, Any], Any, Any]:
+    """What a run claims, and what is measured of the run as it is and of one with the fault."""
+    honest = play(folder / "honest", "fedavg", **setting)
+    fault(monkeypatch)
+    broken = play(folder / "broken", "fedavg", **setting)
     assert honest.summary is not None and broken.summary is not None
     claim = honest.summary["privacy"]
     assert broken.summary["privacy"] == claim, "the ledger cannot know"
     fine, caught = measured(honest.folder, claim), measured(broken.folder, claim)
     assert fine is not None and caught is not None
+    return claim, fine, caught
+
+
+@pytest.mark.parametrize("participation", [1.0, pytest.param(0.3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_a_tenth_of_the_noise_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, participation: float, seed: int) -> None:
+    """The positive control of the ledger, and beside it the run whose noise is as it says."""
+    setting = {**CLIENT, **ALL, "train.participation": participation, "seed": seed}
+    claim, fine, caught = with_and_without(tenth_of_the_noise, tmp_path, monkeypatch, setting)
     assert fine.best.epsilon <= claim["epsilon"] and len(sentences_of(fine)) == 1
     assert caught.best.epsilon > claim["epsilon"] and "is not what the accountant assumes" in sentences_of(caught)[1]
     by_name = {bound.name: bound.epsilon for bound in caught.bounds}
@@ -204,14 +212,7 @@ def test_a_tenth_of_the_noise_is_caught(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("batch_size", [1000, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_tenth_of_the_noise_of_samples_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int) -> None:
     setting = {**SAMPLE, **ALL, "train.batch_size": batch_size, "model.name": "mlp_lineage"}
-    honest = play(tmp_path / "honest", "fedavg", **setting)
-    tenth_of_the_noise_of_samples(monkeypatch)
-    broken = play(tmp_path / "broken", "fedavg", **setting)
-    assert honest.summary is not None and broken.summary is not None
-    claim = honest.summary["privacy"]
-    assert broken.summary["privacy"] == claim
-    fine, caught = measured(honest.folder, claim), measured(broken.folder, claim)
-    assert fine is not None and caught is not None
+    claim, fine, caught = with_and_without(tenth_of_the_noise_of_samples, tmp_path, monkeypatch, setting)
     assert fine.best.epsilon <= claim["epsilon"] < caught.best.epsilon
 
 

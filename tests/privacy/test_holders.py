@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from fedpriv.errors import UsageError
 from fedpriv.privacy.accountant import _cost, epsilon, epsilon_rdp, epsilons_rdp, history_of, largest_epsilon, noise_for
 from fedpriv.privacy.ledger import Ledger
 from fedpriv.simulation.setup import build
-from tests.privacy.test_private_runs import SAMPLE, oracle, run_with_taps
+from tests.privacy.test_private_runs import SAMPLE, oracle, played_with_uploads
 from tests.simulation.small import settings
 
 CLIENTS = 6
@@ -70,9 +70,9 @@ def test_a_whole_run_in_which_clients_share_samples(tmp_path: Path) -> None:
     """Epsilon, the noise for it and the check before the run are those of the sample that its holders spend most on."""
     shared = {"data.partition.name": "class_dir_min1", "data.clients": 3, "train.rounds": 2, "train.participation": 1.0}
     asked = {"privacy.level": "sample", "privacy.target_epsilon": 0.5}
-    simulation, uploads = run_with_taps(tmp_path / "run", "fedavg", **asked, **shared)
-    statement, data = simulation.statement(), simulation.federation.data
-    updates = {client: sum(c == client for _, c in uploads) for _, client in uploads}
+    played, uploads = played_with_uploads(tmp_path / "run", "fedavg", **asked, **shared)
+    statement, data = played.statement(), played.federation.data
+    updates = Counter(upload.client for upload in uploads)
     histories = {
         client: (statement["noise"], min(1.0, 20 / data.size(client)), updates[client] * -(-data.size(client) // 20))
         for client in updates

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from fedpriv.errors import UsageError
 from fedpriv.privacy.ledger import Ledger
 from fedpriv.simulation import run
 from fedpriv.simulation.setup import build
+from fedpriv.simulation.simulation import Simulation
+from fedpriv.wire import Sealed
 from tests.marks import slow_but
 from tests.simulation.conftest import Stopped
-from tests.simulation.small import SILENT, computed, config, flags, play, resume, settings
+from tests.simulation.small import SILENT, computed, config, flags, play, resume, settings, simulation
 
 NOISE = 3.0  # the less, the longer RDP takes
 CLIENT = {"privacy.level": "client", "privacy.noise": NOISE, "privacy.clip": 0.5}
@@ -41,37 +44,30 @@ def test_client_level_spends_a_round_for_everybody(tmp_path: Path) -> None:
     assert [r["metrics"]["epsilon"] for r in records] == pytest.approx([oracle((NOISE, 0.3, t)) for t in (1, 2, 3)])
     assert outcome.summary is not None
     statement = outcome.summary["privacy"]
-    assert (
-        statement["epsilon"] == records[-1]["metrics"]["epsilon"]
-        and statement["epsilon_per_client"] == [statement["epsilon"]] * 10
-    )
+    assert statement["epsilon"] == records[-1]["metrics"]["epsilon"]
+    assert statement["epsilon_per_client"] == [statement["epsilon"]] * 10
     assert "trusted" in statement["holds_if"] and statement["epsilon_prv"] <= statement["epsilon"]
 
 
 @pytest.mark.slow
 def test_sample_level_spends_what_each_client_trained(tmp_path: Path) -> None:
     """fedrep has two phases a local update: both look at the data, so both count, on the accounts of the participants."""
-    seen = run_with_taps(tmp_path / "run", "fedrep", **SAMPLE)
-    simulation, uploads = seen
-    updates = {client: sum(c == client for _, c in uploads) for _, client in uploads}
-    statement = simulation.statement()
+    played, uploads = played_with_uploads(tmp_path / "run", "fedrep", **SAMPLE)
+    updates, statement = Counter(upload.client for upload in uploads), played.statement()
     for client in range(5):
-        n = simulation.federation.data.size(client)
-        steps = updates.get(client, 0) * 2 * math.ceil(n / 20)
+        n = played.federation.data.size(client)
+        steps = updates[client] * 2 * math.ceil(n / 20)
         expected = oracle((NOISE, min(1.0, 20 / n), steps)) if steps else 0.0
         assert statement["epsilon_per_client"][client] == pytest.approx(expected)
     assert statement["epsilon"] == max(statement["epsilon_per_client"]) > 0
 
 
-def run_with_taps(folder: Path, method: str, **overrides: Any) -> tuple[Any, list[tuple[int, Any]]]:
-    from tests.simulation.small import simulation as prepare
-
-    simulation = prepare(folder, method, **overrides)
-    uploads: list[tuple[int, Any]] = []
-    simulation.taps.append(lambda way, s: uploads.append((s.round, s.client)) if way == "up" else None)
-    simulation.start()
-    list(simulation.rounds())
-    return simulation, uploads
+def played_with_uploads(folder: Path, method: str, **overrides: Any) -> tuple[Simulation, list[Sealed]]:
+    played, uploads = simulation(folder, method, **overrides), list[Sealed]()
+    played.taps.append(lambda way, sealed: uploads.append(sealed) if way == "up" else None)
+    played.start()
+    list(played.rounds())
+    return played, uploads
 
 
 @pytest.mark.parametrize(
@@ -109,13 +105,7 @@ def test_a_target_is_reached_and_not_passed(tmp_path: Path, method: str, private
 
 
 def test_client_level_uploads_are_clipped_and_unweighted(tmp_path: Path) -> None:
-    from tests.simulation.small import simulation as prepare
-
-    simulation = prepare(tmp_path / "run", "fedavg", **CLIENT, **{"wire.transforms": [{"name": "quantise"}]})
-    seen: list[Any] = []
-    simulation.taps.append(lambda way, sealed: seen.append(sealed) if way == "up" else None)
-    simulation.start()
-    list(simulation.rounds())
+    _, seen = played_with_uploads(tmp_path / "run", "fedavg", **CLIENT, **{"wire.transforms": [{"name": "quantise"}]})
     assert seen and all(message.transforms == ("clip(0.5)", "quantise(8)") for message in seen)
     assert all(message.num_examples is None for message in seen)
 

@@ -11,7 +11,7 @@ from opacus import GradSampleModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedpriv.client.client import Received
+from fedpriv.client.receiving import Received
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import Loss, Step
 from fedpriv.methods.base import phase

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.client.client import receive
+from fedpriv.client.receiving import receive
 from fedpriv.client.suspicion import secret_generator
 from fedpriv.errors import FedprivError
 from fedpriv.methods import methods

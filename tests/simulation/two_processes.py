@@ -151,7 +151,8 @@ def hold(theirs: socket.socket, ours: socket.socket, runs: Sequence[tuple[Path, 
 
 def answer(pipe: Frames, path: Path, folder: Path) -> None:
     """The clients' half of a run."""
-    from fedpriv.client.client import Client, receive
+    from fedpriv.client.client import Client
+    from fedpriv.client.receiving import receive
     from fedpriv.client.resident import Resident
     from fedpriv.client.store import ClientStore
     from fedpriv.client.suspicion import secret_generator

@@ -16,7 +16,7 @@ from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
 from fedpriv.storage.payloads import PayloadStore, rounds_to_keep
 from fedpriv.storage.run_folder import RunFolder
-from fedpriv.tracking.mirror import ARTIFACTS
+from fedpriv.tracking.sending import ARTIFACTS
 from fedpriv.wire import Sealed
 from tests.simulation.small import computed, config, damage, flags, play, renew_checksums, resume, simulation
 

@@ -19,7 +19,7 @@ from click.testing import Result
 
 from fedpriv.errors import UsageError
 from fedpriv.storage.provenance import git_commit, processor
-from fedpriv.storage.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder, default_name
 from tests.simulation.processes import Process, become_nobody, die_within
 from tests.simulation.small import config, facts, flags, resume, simulation
 
@@ -79,6 +79,7 @@ def test_names_differ_so_that_runs_started_in_one_second_do_not_meet(tmp_path: P
     folders = {RunFolder.create(config("fedavg"), tmp_path).path.name for _ in range(5)}
     assert len(folders) == 5
     assert all("fedavg-digits-s0" in name for name in folders)
+    assert "fedavg-s0-" in default_name(config("fedavg"), with_data=False)
 
 
 def test_a_finished_run_says_what_it_was(reference: Callable[..., Path]) -> None:

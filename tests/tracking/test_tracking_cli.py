@@ -20,8 +20,8 @@ from PIL import Image
 from fedpriv.audit.results.audit import AuditedRun
 from fedpriv.audit.results.stored import to_json
 from fedpriv.cli import main
-from fedpriv.cli.report import _ui
-from fedpriv.cli.tracking import _announce
+from fedpriv.cli.next_commands import ui_command
+from fedpriv.cli.ui import _announce
 from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking.access import _limit_answers
 from tests.audit.sample_findings import findings
@@ -238,7 +238,7 @@ def test_ui_starts_the_server_on_the_store(runs_dir: Path, monkeypatch: pytest.M
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     announced = list[str]()
-    monkeypatch.setattr("fedpriv.cli.tracking._announce", lambda host, port, line: announced.append(line))
+    monkeypatch.setattr("fedpriv.cli.ui._announce", lambda host, port, line: announced.append(line))
     assert call("ui", "--runs-dir", runs_dir, "--port", port).exit_code == 0
     assert f"http://127.0.0.1:{port}/" in announced[0]
     assert stores == [f"sqlite:///{runs_dir}/mlflow.db"]
@@ -279,7 +279,7 @@ def test_ui_makes_the_store_of_runs_that_are_on_their_way(runs_dir: Path, monkey
     make_run(runs_dir, name="tracked", uri=f"sqlite:///{store}")
     monkeypatch.setattr("fedpriv.tracking.create_store", lambda path: (path.touch(), created.append(path)))
     monkeypatch.setattr(os, "execve", lambda *given: started.append(given[0]))
-    monkeypatch.setattr("fedpriv.cli.tracking._announce", lambda *given: None)
+    monkeypatch.setattr("fedpriv.cli.ui._announce", lambda *given: None)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -414,7 +414,7 @@ def test_the_end_of_a_run_names_the_ui_that_shows_it(tmp_path: Path, monkeypatch
     beside = f"sqlite:///{tmp_path / 'mlflow.db'}"
 
     def named(uri: str, tracker: str = "mlflow") -> str | None:
-        return _ui({"name": tracker, "uri": uri}, tmp_path, "some/runs")
+        return ui_command({"name": tracker, "uri": uri}, tmp_path, "some/runs")
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     assert named(beside) == "fedpriv ui --runs-dir some/runs"

@@ -463,6 +463,19 @@ def test_a_later_audit_clears_metrics_that_it_lacks(runs_dir: Path) -> None:
     assert sync(folder).points == 0
 
 
+def test_runs_are_found_by_the_answer_of_their_last_audit(runs_dir: Path) -> None:
+    folder = make_run(runs_dir, rounds=2)
+    run_id = json.loads((folder / "run.json").read_text())["run_id"]
+    (folder / "audit").mkdir()
+    answers = {"Samples were recovered": {}, "Members were identified": {"images": (), "texts": (), "rows": (), "centers": ()}}
+    for words, changes in answers.items():
+        report = concluded(replace(findings().runs[0], run_id=run_id, **changes))
+        (folder / "audit" / "audit.json").write_text(json.dumps(to_json(replace(findings(), runs=(report,)))))
+        experiment = client(runs_dir).get_run(sync(folder).mlflow_run_id).info.experiment_id
+        found = {words: len(client(runs_dir).search_runs([experiment], f"tags.`fedpriv.audit` = '{words}'")) for words in answers}
+        assert found == {other: other == words for other in answers}
+
+
 def test_the_membership_auc_in_mlflow_is_that_of_conditions() -> None:
     run = findings().runs[0]
     first, *others = run.membership

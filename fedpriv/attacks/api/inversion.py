@@ -247,17 +247,9 @@ def sgd(
 
 
 def observed(
-    model: nn.Module,
-    net: UserNet,
-    gradient: Gradient,
-    threat: ThreatModel,
-    *,
-    input_shape: Sequence[int],
-    n: int | None,
-    schedule: Schedule | None,
-    mean: Sequence[float] = (0.0,),
-    std: Sequence[float] = (1.0,),
-) -> Observation:
+    model: nn.Module, net: UserNet, gradient: Gradient, threat: ThreatModel, *, input_shape: Sequence[int], n: int | None,
+    schedule: Schedule | None, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,),
+) -> Observation:  # fmt: skip
     """The gradient, or with a schedule the change, as an attacker under that threat model sees it.
 
     Raises:
@@ -270,18 +262,9 @@ def observed(
     if not sent and threat.top == "unknown":
         known = {name: tensor for name, tensor in known.items() if not name.startswith("top.")}
     return Observation(
-        shared,
-        "gradient" if schedule is None else "change",
-        known,
-        blank(net.split),
-        tuple(input_shape),
-        net.classes,
-        threat,
-        tuple(mean),
-        tuple(std),
-        n,
-        schedule,
-    )
+        shared, "gradient" if schedule is None else "change", known, blank(net.split), tuple(input_shape), net.classes, threat,
+        mean=tuple(mean), std=tuple(std), num_examples=n, schedule=schedule,
+    )  # fmt: skip
 
 
 def _is_count(value: object) -> bool:

@@ -76,10 +76,6 @@ def _counted(counts: Tensor) -> LabelSet:
     return LabelSet(counts > 0, counts)
 
 
-def _bias_counts(observation: Observation, samples: Samples | None) -> LabelSet:
-    return _counted(bias_counts(observation, _guessed(observation, samples)))
-
-
 @torch.no_grad()
 def _guessed(observation: Observation, samples: Samples | None) -> Tensor | None:
     """``(C,)`` the mean prediction of the client's first model on the attacker's samples; uniform where weights are not known.
@@ -115,7 +111,8 @@ RULES: Mapping[str, Rule] = {
         lambda observation, samples: _set(row_classes(observation, samples), observation),
     ),
     "last layer: bias gradient less a guessed mean prediction": Rule(
-        "the mean prediction over the client's samples is guessed from the attacker's own, or from random ones", _bias_counts
+        "the mean prediction over the client's samples is guessed from the attacker's own, or from random ones",
+        lambda observation, samples: _counted(bias_counts(observation, _guessed(observation, samples))),
     ),
     "last layer: class-wise embeddings": Rule(
         "weight over bias gradient of a class is about its mean feature, by which the layer's weights give its prediction",

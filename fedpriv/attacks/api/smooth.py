@@ -13,11 +13,13 @@ POINTS = 17
 MISSING = 0.3
 """Share of the slope's change that the second derivative does not give, above which the slope jumps. Measured: at least 0.8 with
 ReLU or max pooling; at most 0.1 without, which is the error of the integral by trapezoids."""
+SAMPLES = 4
+"""Of a batch."""
 STRAIGHT = 1e-4
 """Change of the slope, as a share of it, that rounding may make."""
 
 
-def is_smooth(net: nn.Module, input_shape: tuple[int, ...], samples: int = 4, seed: int = 0) -> bool:
+def is_smooth(net: nn.Module, input_shape: tuple[int, ...]) -> bool:
     """Whether the derivative of the net's outputs is continuous in its inputs. ReLU, max pooling and absolute values let it jump.
 
     Found on a line between two batches of random images, whatever the net is made of: where all is smooth, the second derivative
@@ -29,8 +31,8 @@ def is_smooth(net: nn.Module, input_shape: tuple[int, ...], samples: int = 4, se
     Raises:
         Inapplicable: an operation of the net has no second derivative.
     """
-    net, draw = in_clients_mode(net), torch.Generator().manual_seed(seed)
-    start, end = (torch.rand(2, samples, *input_shape, generator=draw) - 0.5) / 0.25  # as far apart as normalised images
+    net, draw = in_clients_mode(net), torch.Generator().manual_seed(0)
+    start, end = (torch.rand(2, SAMPLES, *input_shape, generator=draw) - 0.5) / 0.25  # as far apart as normalised images
     places, weights = torch.linspace(0, 0.3, POINTS), torch.Tensor()
     slopes, curvatures = list[Tensor](), list[Tensor]()
     with mounting(), differentiating_twice():

@@ -1,8 +1,8 @@
 """The columns of a table as an attacker knows them: how cells are written as the numbers that a net takes, and back.
 
 Server and clients agree on this before round 1, so that no attacker has to guess it. It describes what
-``fedpriv.data.encoding`` does: a number is standardised, and 0 where it is missing, which a second entry may say; a category is
-one-hot, with or without an entry for levels that have none of their own.
+``fedpriv.data.encoding`` does: a number is standardised; a missing one is 0, and a second entry may say that it is missing; a
+category is one-hot, with or without an entry for levels that have none of their own.
 """
 
 from __future__ import annotations
@@ -129,14 +129,9 @@ class RowEncoding:
     @cached_property
     def gaps(self) -> Tensor:
         """Indices of the entries that say that a number is missing."""
-        return torch.tensor(
-            [
-                at.stop - 1
-                for column, at in zip(self.columns, self.entries, strict=True)
-                if isinstance(column, NumberColumn) and column.gaps
-            ],
-            dtype=torch.long,
-        )
+        pairs = zip(self.columns, self.entries, strict=True)
+        places = [at.stop - 1 for column, at in pairs if isinstance(column, NumberColumn) and column.gaps]
+        return torch.tensor(places, dtype=torch.long)
 
     @property
     def categories(self) -> tuple[slice, ...]:
@@ -155,9 +150,8 @@ class RowEncoding:
 
     def decode(self, rows: Tensor) -> list[tuple[Cell, ...]]:
         """The cells of rows ``(n, F)``, which need not be exact: categories are those with the largest entry."""
-        return [
-            tuple(column.decode(row[at]) for column, at in zip(self.columns, self.entries, strict=True)) for row in rows.tolist()
-        ]
+        pairs = list(zip(self.columns, self.entries, strict=True))
+        return [tuple(column.decode(row[at]) for column, at in pairs) for row in rows.tolist()]
 
     def project(self, rows: Tensor) -> Tensor:
         """The rows that :meth:`decode` reads, as they are encoded ``(..., F)``: categories one-hot, gaps 0 or 1."""
@@ -181,12 +175,12 @@ class RowEncoding:
         fits = ((rows - self.project(rows)).abs() <= slack) & rows.isfinite()
         for column, at in zip(self.columns, self.entries, strict=True):
             if isinstance(column, NumberColumn):
-                cells = rows[:, at.start : at.start + 1] * column.std + column.mean
-                margin = slack * column.std
+                number = slice(at.start, at.start + 1)
+                cells, margin = rows[:, number] * column.std + column.mean, slack * column.std
                 if column.low is not None:
-                    fits[:, at.start : at.start + 1] &= cells >= column.low - margin
+                    fits[:, number] &= cells >= column.low - margin
                 if column.high is not None:
-                    fits[:, at.start : at.start + 1] &= cells <= column.high + margin
+                    fits[:, number] &= cells <= column.high + margin
         return fits
 
 

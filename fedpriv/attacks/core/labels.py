@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 def groups(labels: Tensor) -> Tensor:
-    """The class of each sample, as of its label ``(n,)``; samples whose labels are numbers are all of one."""
+    """The class of each sample ``(n,)``: its label, or 0 where labels are numbers."""
     return torch.zeros_like(labels, dtype=torch.long) if labels.is_floating_point() else labels
 
 
@@ -21,5 +21,5 @@ def label_loss(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def targets(labels: Tensor, classes: int, like: torch.dtype) -> Tensor:
-    """What :func:`label_loss` compares outputs with, as floats: the probabilities ``(n, C)`` of classes, or the numbers ``(n,)``."""
+    """What :func:`label_loss` compares outputs with: the probabilities ``(n, C)`` of classes, or the numbers ``(n,)``."""
     return labels.to(like) if labels.is_floating_point() else F.one_hot(labels, classes).to(like)

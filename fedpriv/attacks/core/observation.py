@@ -264,12 +264,11 @@ class Observation:
         schedule: ``None`` where the attacker does not know it.
         labels: ``(n,)``; ``None`` unless the threat model gives them.
         statistics: what else was sent (class centres, counts), by name.
-        text: set for nets that read text; ``None`` for others.
-        encoding: set for nets that read rows of a table: what the entries of a row are, on which server and clients agreed;
-            ``None`` for others.
+        text: of nets that read text.
+        encoding: of nets that read rows of a table: what the entries of a row are, as server and clients agreed.
         loss: the client's loss in words; ``None`` for a cross-entropy on labels (further terms do not matter), or for the squared
             error of numbers.
-        numbers: whether labels are numbers, of which the net predicts one, and no classes.
+        numbers: whether labels are numbers instead of classes; the net predicts one number.
         altered: the effect of the message's transforms on ``shared``; every attack takes it into account.
         public: given only if the threat model allows it and there are any; else ``None``.
         control_differences: clauses on how the message differs from those of all attacks' controls; a failure is then no
@@ -280,7 +279,7 @@ class Observation:
             optimisers whose steps are linear in the gradients, such as SGD with clipped gradients.
         buffers: the net's buffers as the client sent them, such as running means, by the names of ``net``; :attr:`weights` has
             them as the client got them.
-        passes: ``None`` where the attacker does not know them.
+        passes: of the client's training; ``None`` where the attacker does not know them.
     """
 
     shared: Mapping[str, Tensor]

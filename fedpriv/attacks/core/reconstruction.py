@@ -115,6 +115,12 @@ class SingleReconstruction:
     losses: tuple[float, ...]
 
 
+def filled(samples: Tensor, n: int) -> Tensor:
+    """The first ``n`` of samples ``(m, ...)``, with NaN for those that are missing: ``(n, ...)``."""
+    missing = samples.new_full((max(0, n - len(samples)), *samples.shape[1:]), torch.nan)
+    return torch.cat([samples[:n], missing])
+
+
 def together(observations: Sequence[Observation], attack: Callable[[Observation], SingleReconstruction]) -> Reconstruction:
     """Attack one message after the other, for attacks that gain nothing from a batch of messages.
 

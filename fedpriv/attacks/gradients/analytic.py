@@ -39,24 +39,14 @@ ACROSS, ALONG = 2.0, 4.0
 orthogonal error averages over all entries; the parallel one comes from the bias alone and varies more."""
 OVERLAP = 0.1
 """Two rows are compared only if at least this share of their entries was sent of both."""
-
-
-@dataclass(frozen=True)
-class AnalyticOptions:
-    """
-    Attributes:
-        same: candidates that differ by less than this share of their norm, beyond their errors, count as one.
-        slack: distance from [0, 1], beyond its error, up to which a pixel counts as in range.
-        in_range: smallest share of pixels in range of a plausible image.
-        weakest: neurons below this share of the largest bias gradient are skipped (rounding dominates their ratio).
-        undo_decay: undo the weight decay of a change first.
-    """
-
-    same: float = 1e-3
-    slack: float = 0.01
-    in_range: float = 0.98
-    weakest: float = 1e-5
-    undo_decay: bool = True
+SAME = 1e-3
+"""Candidates that differ by less than this share of their norm, beyond their errors, count as one."""
+SLACK = 0.01
+"""Distance from [0, 1], beyond its error, up to which a pixel counts as in range."""
+IN_RANGE = 0.98
+"""Smallest share of pixels in range of a plausible image."""
+WEAKEST = 1e-5
+"""Neurons below this share of the largest bias gradient are skipped: rounding dominates their ratio."""
 
 
 @dataclass(frozen=True)
@@ -110,18 +100,16 @@ def require_invertible_layers(observation: Observation) -> list[tuple[SharedLine
     return layers
 
 
-def row_ratios(observation: Observation, options: AnalyticOptions | None = None) -> list[Candidates]:
+def row_ratios(observation: Observation) -> list[Candidates]:
     """The candidates of every layer of :func:`invertible_layers`.
 
     Raises:
         Inapplicable: there is no such layer.
     """
-    options = options or AnalyticOptions()
-    gradient = as_gradient(observation, options.undo_decay)
-    candidates = []
+    gradient, candidates = as_gradient(observation), []
     for layer, kind in require_invertible_layers(gradient):
         weight, bias = (_error(observation, gradient, f"{layer.name}.{part}") for part in ("weight", "bias"))
-        candidates.append(_layer(gradient, replace(layer, error=bias), kind, options, weight))
+        candidates.append(_layer(gradient, replace(layer, error=bias), kind, weight))
     return candidates
 
 
@@ -146,15 +134,14 @@ def why_empty(observation: Observation) -> str | None:
     return f"the gradient of {layer.name!r} is zero, which shows nothing of any sample"
 
 
-def single_sample(observation: Observation, undo_decay: bool = True) -> list[tuple[Candidates, float]]:
+def single_sample(observation: Observation) -> list[tuple[Candidates, float]]:
     """The input of each layer by least squares over all rows, for a message of one sample; the estimate most robust to noise.
 
     Returns:
         per layer, its candidate and the share of the weight gradient's squared norm that it leaves unexplained: about 0 for one
         sample without noise, so the attacker can check the assumption.
     """
-    observation = as_gradient(observation, undo_decay)
-    results = []
+    observation, results = as_gradient(observation), []
     for layer, kind in invertible_layers(observation):
         assert layer.bias is not None
         weight, bias = layer.weight.double(), layer.bias.double()
@@ -163,23 +150,16 @@ def single_sample(observation: Observation, undo_decay: bool = True) -> list[tup
         if layer.kept is not None:
             residual, weight = residual * layer.kept, weight * layer.kept
         unexplained = residual.square().sum() / weight.square().sum().clamp(min=1e-300)
-        values, in_range = _checked(observation, x[None], kind, 0.01, x.new_zeros(1))
+        values, in_range = _checked(observation, x[None], kind, x.new_zeros(1))
         ones = torch.ones(1, dtype=torch.long)
         plausible = torch.tensor([bool(unexplained < 1e-3)])
-        results.append(
-            (
-                Candidates(layer.name, kind.is_image, values, -ones, ones, in_range, torch.ones(1), plausible),
-                float(unexplained),
-            )
-        )
+        candidate = Candidates(layer.name, kind.is_image, values, -ones, ones, in_range, torch.ones(1), plausible)
+        results.append((candidate, float(unexplained)))
     return results
 
 
-def quotients(layer: SharedLinear, weakest: float) -> tuple[Tensor, Tensor, Tensor]:
+def quotients(layer: SharedLinear) -> tuple[Tensor, Tensor, Tensor]:
     """Weight gradient over bias gradient, row by row, the neuron with the largest bias gradient first.
-
-    Args:
-        weakest: see :class:`AnalyticOptions`.
 
     Returns:
         ratios ``(m, in)`` in float64, their neurons ``(m,)``, and the neurons' bias gradients as shares of the largest ``(m,)``;
@@ -191,40 +171,32 @@ def quotients(layer: SharedLinear, weakest: float) -> tuple[Tensor, Tensor, Tens
     strength = bias.abs() / bias.abs().max().clamp(min=1e-300)
     order = strength.argsort(descending=True)
     # Below a few standard deviations of its error not even the sign of a bias gradient is known.
-    order = order[(strength[order] > weakest) & (bias[order].abs() > CERTAIN * layer.error)]
+    order = order[(strength[order] > WEAKEST) & (bias[order].abs() > CERTAIN * layer.error)]
     return weight[order] / bias[order, None], order, strength[order]
 
 
-def _layer(observation: Observation, layer: SharedLinear, kind: LayerInput, options: AnalyticOptions, error: float) -> Candidates:
+def _layer(observation: Observation, layer: SharedLinear, kind: LayerInput, error: float) -> Candidates:
     """The candidates of a layer; ``error`` is the standard deviation of the error of its weight's entries."""
-    rows = _Rows.of(layer, options.weakest, error)
-    leaders, support = rows.distinct(options.same)
+    rows = _Rows.of(layer, error)
+    leaders, support = rows.distinct()
     noise, uncertainty = rows.noise[leaders], rows.uncertainty[leaders]
-    values, in_range = _checked(observation, rows.ratios[leaders], kind, options.slack, rows.deviation[leaders])
+    values, in_range = _checked(observation, rows.ratios[leaders], kind, rows.deviation[leaders])
     plausible = support > 1
     if kind.is_image and observation.encoding is not None:
         # With two classes, neurons that the same rows activate agree on a mixture of them. Its categories are not one-hot.
         plausible = (in_range == 1) & (plausible if not observation.encoding.categories else True)
     elif kind.is_image:
-        plausible = plausible | (in_range >= options.in_range)
+        plausible = plausible | (in_range >= IN_RANGE)
     plausible = plausible & (noise <= CLEAR**2)
-    neurons, strong = rows.neurons[leaders], rows.strength[leaders]
+    strong = rows.strength[leaders]
     # Order: plausible, then supported by many neurons, then small bias gradient, since a neuron that few samples activate has a
     # small one and the largest belong to mixtures of all samples. Small ones also have the largest errors, so uncertain rows come
     # last, the least uncertain first. Stable sorts, from the least to the most important key.
     rank = torch.arange(len(leaders))
     for key in (torch.where(uncertainty <= CLEAR**2, -strong, -1 - uncertainty), support, plausible.long()):
         rank = rank[key[rank].argsort(descending=True, stable=True)]
-    return Candidates(
-        layer.name,
-        kind.is_image,
-        values[rank],
-        neurons[rank],
-        support[rank],
-        in_range[rank],
-        strong[rank],
-        plausible[rank],
-    )
+    ranked = (part[rank] for part in (values, rows.neurons[leaders], support, in_range, strong, plausible))
+    return Candidates(layer.name, kind.is_image, *ranked)
 
 
 @dataclass(frozen=True)
@@ -247,9 +219,9 @@ class _Rows:
     factor_error: Tensor
 
     @classmethod
-    def of(cls, layer: SharedLinear, weakest: float, error: float) -> _Rows:
+    def of(cls, layer: SharedLinear, error: float) -> _Rows:
         assert layer.bias is not None
-        ratios, neurons, strength = quotients(layer, weakest)
+        ratios, neurons, strength = quotients(layer)
         bias = layer.bias.double().cpu()[neurons].abs()
         sent = None if layer.kept is None else layer.kept.cpu()[neurons].to(ratios)
         return cls(ratios if sent is None else ratios * sent, neurons, strength, sent, error / bias, layer.error / bias)
@@ -278,12 +250,12 @@ class _Rows:
         """The number of entries that were sent ``(m,)``."""
         return self.ratios.new_full((len(self.ratios),), self.ratios.shape[1]) if self.sent is None else self.sent.sum(1)
 
-    def distinct(self, same: float) -> tuple[Tensor, Tensor]:
+    def distinct(self) -> tuple[Tensor, Tensor]:
         """Group equal rows: the index of each group's row with the smallest error, and the number of rows that agree with it.
 
         Rows with so large an error that they agree with any other do not count.
         """
-        near, clear = self._near(same), self.noise <= CLEAR**2
+        near, clear = self._near(), self.noise <= CLEAR**2
         free = torch.ones(len(near), dtype=torch.bool)
         leaders, support = list[int](), list[int]()
         for i in self.uncertainty.argsort(stable=True).tolist():
@@ -295,7 +267,7 @@ class _Rows:
                 free &= ~group
         return torch.tensor(leaders, dtype=torch.long), torch.tensor(support, dtype=torch.long)
 
-    def _near(self, same: float) -> Tensor:
+    def _near(self) -> Tensor:
         """Whether two rows are equal within their errors, on the entries that were sent of both ``(m, m)``."""
         rows, m, width = self.ratios, *self.ratios.shape
         overlap = torch.full((m, m), width).to(rows) if self.sent is None else self.sent @ self.sent.T
@@ -307,22 +279,21 @@ class _Rows:
         excess = (across - ACROSS**2 * overlap * entry_error).clamp(min=0) + (
             along - ALONG**2 * (size * factor_error + entry_error)
         ).clamp(min=0)
-        return (excess <= same**2 * torch.maximum(size, size.T)) & (overlap >= OVERLAP * width)
+        return (excess <= SAME**2 * torch.maximum(size, size.T)) & (overlap >= OVERLAP * width)
 
 
-def _checked(observation: Observation, inputs: Tensor, kind: LayerInput, slack: float, error: Tensor) -> tuple[Tensor, Tensor]:
+def _checked(observation: Observation, inputs: Tensor, kind: LayerInput, error: Tensor) -> tuple[Tensor, Tensor]:
     """Candidates ``(m, in)``, as images if the layer's input is one, and the share of their entries that a true input could have.
 
     Args:
-        slack: tolerance of the range.
-        error: standard deviation of the candidates' errors ``(m,)``, a further tolerance.
+        error: standard deviation of the candidates' errors ``(m,)``, a tolerance beside :data:`SLACK`.
     """
     if kind.is_image and observation.encoding is not None:
-        fits = observation.encoding.valid(inputs, slack + CERTAIN * error[:, None])
+        fits = observation.encoding.valid(inputs, SLACK + CERTAIN * error[:, None])
     elif kind.is_image:
         inputs = denormalise_images(observation, inputs.reshape(-1, *observation.input_shape))
-        margin = slack + CERTAIN * error[:, None, None, None] * per_channel(observation, observation.std, inputs)
+        margin = SLACK + CERTAIN * error[:, None, None, None] * per_channel(observation, observation.std, inputs)
         fits = (inputs >= -margin) & (inputs <= 1 + margin)
     else:
-        fits = inputs >= kind.lowest - slack * inputs.abs().amax(dim=1, keepdim=True) - CERTAIN * error[:, None]
+        fits = inputs >= kind.lowest - SLACK * inputs.abs().amax(dim=1, keepdim=True) - CERTAIN * error[:, None]
     return inputs.to(observation.shared[next(iter(observation.shared))].dtype), fits.flatten(1).double().mean(dim=1)

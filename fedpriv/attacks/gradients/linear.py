@@ -13,6 +13,8 @@ from torch.func import functional_call
 from fedpriv.attacks.core.observation import Observation, in_clients_mode, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable
 
+PROBES = 64
+"""Random images that are passed through a net."""
 RECTIFIED = 0.99
 """Smallest share of a layer's outputs that must behave as if ReLU followed; later layers may hide some."""
 
@@ -81,7 +83,8 @@ def single_sample_input(layer: SharedLinear) -> Tensor:
     """The layer's input ``(in,)`` for a message of one sample, whose weight and bias gradients together have rank one.
 
     Without noise, least squares of the weight gradient on the bias gradient. With noise, total least squares: the leading
-    singular vector of both. Only entries that were sent are used; an input of which none was sent is small, and set to 0.
+    singular vector of both. Only entries that were sent are used. Where none of an input's entries was sent, they are
+    small, and the input is set to 0.
     """
     assert layer.bias is not None
     bias, tiny = layer.bias, torch.finfo(layer.bias.dtype).tiny
@@ -112,17 +115,32 @@ def training_net(observation: Observation) -> tuple[nn.Module, dict[str, Tensor]
     return in_clients_mode(observation.net), dict(observation.weights)
 
 
-@torch.no_grad()
-def layer_inputs(observation: Observation, images: int = 64, seed: int = 0) -> dict[str, LayerInput]:
+_last: list[tuple[nn.Module, Mapping[str, Tensor], tuple[int, ...], dict[str, LayerInput]]] = []
+"""The last net that :func:`layer_inputs` was asked for, its weights, the shape of its inputs, and the answer."""
+
+
+def layer_inputs(observation: Observation) -> Mapping[str, LayerInput]:
     """The kind of each linear layer's input, by name, in the order in which the net calls them.
 
     Passes random images through the net, so it works for any architecture. Layers that are never called, such as the output
-    projection of torch's attention, are left out.
+    projection of torch's attention, are left out. The last answer is kept, as many messages are of one net at equal weights.
     """
+    net, weights, shape = observation.net, observation.weights, tuple(observation.input_shape)
+    if not _last or _last[0][0] is not net or _last[0][2] != shape or not _equal(_last[0][1], weights):
+        _last[:] = [(net, weights, shape, _layer_inputs(observation))]
+    return _last[0][3]
+
+
+def _equal(weights: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
+    pairs = ((tensor, others.get(name)) for name, tensor in weights.items())
+    alike = (other is not None and other.device == tensor.device and torch.equal(tensor, other) for tensor, other in pairs)
+    return weights.keys() == others.keys() and all(alike)
+
+
+@torch.no_grad()
+def _layer_inputs(observation: Observation) -> dict[str, LayerInput]:
     net, weights = known_net(observation)
-    device, dtype = weight_dtype(observation)
-    x = torch.rand(images, *observation.input_shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
-    x = (x - 0.5) / 0.25
+    x = _probes(observation, torch.Generator().manual_seed(0))
     inputs: dict[str, LayerInput] = {}
     identities = [id(parameter) for module in net.modules() for parameter in module.parameters(recurse=False)]
     tied = {identity for identity in identities if identities.count(identity) > 1}
@@ -133,7 +151,7 @@ def layer_inputs(observation: Observation, images: int = 64, seed: int = 0) -> d
         def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
             fed = args[0]
             is_image = fed.shape[-1] == x[0].numel() and torch.equal(fed.flatten(), x.flatten())
-            once = untied and name not in inputs and fed.numel() == images * fed.shape[-1]
+            once = untied and name not in inputs and fed.numel() == PROBES * fed.shape[-1]
             inputs[name] = LayerInput(is_image, 0.0 if fed.min() >= 0 else -torch.inf, once)
 
         module.register_forward_pre_hook(hook)
@@ -145,14 +163,14 @@ def layer_inputs(observation: Observation, images: int = 64, seed: int = 0) -> d
     return inputs
 
 
-def is_rectified(observation: Observation, layer: str, images: int = 64, seed: int = 0) -> bool:
+def is_rectified(observation: Observation, layer: str) -> bool:
     """Whether ReLU follows the layer: exactly the positive entries of its output affect the logits.
 
     Tested with random images, and random values for the weights that the attacker does not know.
     """
     net, weights = known_net(observation)
     device, dtype = weight_dtype(observation)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     parameters = dict(net.named_parameters())
     for name in state_names(net):
         if name not in weights:
@@ -160,11 +178,17 @@ def is_rectified(observation: Observation, layer: str, images: int = 64, seed: i
             weights[name] = values - 0.5 if name in parameters else values
     outputs: list[Tensor] = []
     net.get_submodule(layer).register_forward_hook(lambda module, args, output: outputs.append(output))
-    x = (torch.rand(images, *observation.input_shape, generator=generator).to(device, dtype) - 0.5) / 0.25
+    x = _probes(observation, generator)
     leaves = {name: tensor.detach().clone().requires_grad_(name in parameters) for name, tensor in weights.items()}
     logits = functional_call(net, leaves, (x,))
     (slope,) = torch.autograd.grad((logits * torch.rand(logits.shape, generator=generator).to(logits)).sum(), outputs[0])
     return bool(((slope != 0) == (outputs[0] > 0)).double().mean() >= RECTIFIED)
+
+
+def _probes(observation: Observation, generator: torch.Generator) -> Tensor:
+    """Random images, normalised ``(PROBES, C, H, W)``."""
+    device, dtype = weight_dtype(observation)
+    return (torch.rand(PROBES, *observation.input_shape, generator=generator).to(device, dtype) - 0.5) / 0.25
 
 
 class _Reached(Exception):

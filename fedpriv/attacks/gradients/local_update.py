@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,6 @@ from fedpriv.attacks.core.labels import label_loss
 from fedpriv.attacks.core.observation import Schedule
 from fedpriv.attacks.gradients.multistep import is_bias
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""Logits ``(B, C)`` and label probabilities ``(B, C)``, or outputs ``(B, 1)`` and numbers ``(B,)`` -> the mean loss."""
-
 
 def simulate_local_update(
     net: nn.Module,
@@ -23,7 +20,6 @@ def simulate_local_update(
     inputs: Tensor,
     labels: Tensor,
     schedule: Schedule,
-    loss: Loss = label_loss,
     shuffle: torch.Generator | None = None,
     rounded: bool = True,
 ) -> dict[str, Tensor]:
@@ -39,7 +35,7 @@ def simulate_local_update(
     """
 
     def batch_loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return loss(functional_call(net, {**start, **weights}, (x,)), y)
+        return label_loss(functional_call(net, {**start, **weights}, (x,)), y)
 
     gradient_of = grad(batch_loss)
     batches = _batches(inputs, labels, schedule.batch_size, shuffle)

@@ -144,14 +144,9 @@ class Case:
 
     def data(self) -> Data:
         """The data of the losses, for every reconstruction."""
-        groups = {
-            "observed": self.observed,
-            "weight": self.stacked,
-            "kept": self.kept,
-            "decay": self.decay,
-            "variance": self.variance,
-        }
-        return {f"{prefix}:{name}": tensor for prefix, group in groups.items() for name, tensor in group.items()}
+        prefixes = ("observed", "weight", "kept", "decay", "variance")
+        groups = zip(prefixes, (self.observed, self.stacked, self.kept, self.decay, self.variance), strict=True)
+        return {f"{prefix}:{name}": tensor for prefix, group in groups for name, tensor in group.items()}
 
     def _observed(self, data: Data, names: Sequence[str]) -> ObservedGradient:
         observed = under("observed:", data)
@@ -234,21 +229,11 @@ def build_case(observations: Sequence[Observation], bounded: bool, scale_free: b
     )
     observed = {name: torch.stack([o.shared[name] for o in gradients]) for name in names}
     observed = {name: tensor * kept[name] if name in kept else tensor for name, tensor in observed.items()}
+    pixels = Pixels(mean, std, bounded) if first.encoding is None else Cells.of(first.encoding, dtype)
     return Case(
-        in_clients_mode(first.net).requires_grad_(False),
-        observed,
-        weights,
-        stacked,
-        samples,
-        tuple(first.input_shape),
-        first.classes,
-        Pixels(mean, std, bounded) if first.encoding is None else Cells.of(first.encoding, dtype),
-        labels,
-        rescaled,
-        kept,
-        _errors(gradients, observed),
-        decay,
-    )
+        in_clients_mode(first.net).requires_grad_(False), observed, weights, stacked, samples, tuple(first.input_shape),
+        first.classes, pixels, labels, rescaled, kept, variance=_errors(gradients, observed), decay=decay,
+    )  # fmt: skip
 
 
 def observed_gradient(observation: Observation, names: Sequence[str]) -> ObservedGradient:

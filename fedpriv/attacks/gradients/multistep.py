@@ -68,7 +68,7 @@ def mean_gradient(
 
     Args:
         weights: the weights before the first step; needed if there is weight decay.
-        undo_decay: ``False`` leaves the weight decay in, for comparison.
+        undo_decay: ``False`` leaves the weight decay in.
 
     Raises:
         Inapplicable: the weights of a tensor with weight decay are not known.
@@ -85,7 +85,7 @@ def mean_gradient(
     return gradients
 
 
-def as_gradient(observation: Observation, undo_decay: bool = True) -> Observation:
+def as_gradient(observation: Observation) -> Observation:
     """The observation with its weight change converted to a gradient.
 
     With an unknown schedule the change is negated and known weight decay undone: the result is right up to a factor
@@ -96,17 +96,12 @@ def as_gradient(observation: Observation, undo_decay: bool = True) -> Observatio
         return observation
     altered, schedule = observation.altered, observation.schedule
     if schedule is None:
-        known = penalties(observation) if undo_decay else {}
+        known = penalties(observation)
         shared = {name: known.get(name, 0.0) - tensor for name, tensor in observation.shared.items()}
         return replace(observation, kind="gradient", shared=shared, altered=replace(altered, rescaled=True))
-    undo_decay = undo_decay and not altered.rescaled
-    shared = mean_gradient(observation.shared, observation.weights, schedule, undo_decay)
-    return replace(
-        observation,
-        kind="gradient",
-        shared=shared,
-        altered=altered.scaled(lambda name: 1 / response(schedule.of(name), 0.0).gain),
-    )
+    shared = mean_gradient(observation.shared, observation.weights, schedule, undo_decay=not altered.rescaled)
+    altered = altered.scaled(lambda name: 1 / response(schedule.of(name), 0.0).gain)
+    return replace(observation, kind="gradient", shared=shared, altered=altered)
 
 
 def penalties(observation: Observation) -> dict[str, Tensor]:

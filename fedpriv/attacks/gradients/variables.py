@@ -16,6 +16,9 @@ CERTAIN = 1e-6
 SURE = 50.0
 """The unknown of a category's level at which its softmax is 1 up to rounding."""
 
+SMOOTH = 1e-2
+"""Difference of neighbouring pixels below which their variation is about a square."""
+
 
 class Layout:
     """Names and shapes of the unknowns, concatenated to a vector of ``size`` entries."""
@@ -136,9 +139,9 @@ def total_variation(images: Tensor) -> Tensor:
     return across + down
 
 
-def smooth_variation(images: Tensor, smooth: float = 1e-2) -> Tensor:
+def smooth_variation(images: Tensor) -> Tensor:
     """:func:`total_variation`, made smooth at zero for L-BFGS ``(..., C, H, W) -> ()``."""
     across = images[..., :, 1:] - images[..., :, :-1]
     down = images[..., 1:, :] - images[..., :-1, :]
-    lengths = [(difference.square() + smooth**2).sqrt().mean() for difference in (across, down)]
+    lengths = [(difference.square() + SMOOTH**2).sqrt().mean() for difference in (across, down)]
     return lengths[0] + lengths[1]

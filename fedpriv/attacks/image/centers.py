@@ -25,6 +25,8 @@ FAINT = 1e-3
 """Smallest standard deviation of a principal component, as a share of the largest."""
 COMPONENTS = 500
 """Largest number of principal components."""
+SLACK = 1e-3
+"""The error of an embedding by the client's own net."""
 Embed = Callable[[Tensor], Tensor]
 """Normalised images ``(B, C, H, W)`` -> projections ``(B, k)``."""
 
@@ -113,19 +115,6 @@ def fit_prior(public: Tensor, labels: Tensor, classes: Sequence[int]) -> Prior:
 
 
 @dataclass(frozen=True)
-class CenterOptions:
-    """
-    Attributes:
-        slack: standard deviation of the embedding's error, as a share of the centre's norm. Small if the whole net is known;
-            large if the projector is a guess.
-        steps: largest number of outer steps of L-BFGS, of up to 20 iterations each.
-    """
-
-    slack: float = 1e-3
-    steps: int = 20
-
-
-@dataclass(frozen=True)
 class InvertedCenters:
     """
     Attributes:
@@ -138,22 +127,33 @@ class InvertedCenters:
 
 
 def invert_centers(
-    observation: Observation, embed: Embed, centers: Tensor, likely: Prior, options: CenterOptions | None = None
+    observation: Observation,
+    embed: Embed,
+    centers: Tensor,
+    likely: Prior,
+    slack: float | Tensor = SLACK,
+    steps: int = 20,
 ) -> InvertedCenters:
-    """The maximum a posteriori image for each centre ``(m, k)``, by L-BFGS from the prior's mean."""
-    options = options or CenterOptions()
+    """The maximum a posteriori image for each centre ``(m, k)``, by L-BFGS from the prior's mean.
+
+    Args:
+        slack: standard deviation of the embedding's error, as a share of the centre's norm; one for all, or one each ``(m,)``.
+            Large if the projector is a guess.
+        steps: largest number of outer steps of L-BFGS, of up to 20 iterations each.
+    """
+    error = torch.as_tensor(slack).double().expand(len(centers))
     exact = Prior(likely.means.to(centers).double(), likely.directions.to(centers).double())
 
     def objective(rows: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             factors = factors.detach().requires_grad_()
             embeddings = embed(normalise_images(observation, exact.images(rows, factors).to(centers.dtype)))
-            loss = relative_distance(embeddings, centers[rows]).double() / options.slack**2 + factors.square().mean(1)
+            loss = relative_distance(embeddings, centers[rows]).double() / error[rows].square() + factors.square().mean(1)
             (gradient,) = torch.autograd.grad(loss.sum(), factors)
         return loss.detach(), gradient
 
     starts = exact.directions.new_zeros(len(centers), len(exact.directions))
-    minimum = lbfgs(objective, starts, STRONG_WOLFE, options.steps)
+    minimum = lbfgs(objective, starts, STRONG_WOLFE, steps)
     with torch.no_grad():
         images = exact.images(torch.arange(len(centers)), minimum.x).to(centers.dtype).clamp(0, 1)
         return InvertedCenters(images, relative_distance(embed(normalise_images(observation, images)), centers))

@@ -44,6 +44,8 @@ FAILED = 3.0
 class PublishedDlg(ImageAttack):
     """DLG as published: image and soft labels, L-BFGS without line search, 300 steps, one start, unbounded image."""
 
+    infers_labels: ClassVar = False
+
     # A third of these runs diverge, so four images can only show that the attack can succeed.
     control: ClassVar = Setting(min_recovery=0.25)
     audit_options: ClassVar = None
@@ -51,23 +53,23 @@ class PublishedDlg(ImageAttack):
     steps: int = 300
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        return _published(build_case(undefended(observations), bounded=False), False, self.steps, seed)
+        case = build_case(undefended(observations), bounded=False)
+        labels = known_labels(case, self.infers_labels)
+        objective = labels_together(case, squared, labels)
+
+        def solve(objective: Objective, starts: Starts) -> SolverResult:
+            return lbfgs(objective, starts.points, LbfgsOptions(), self.steps)
+
+        best = search(objective, normal(objective.layout.size), solve, seed)
+        return reconstruction(case, objective.layout, best, labels)
 
 
 @register("idlg-published")
 @dataclass(frozen=True)
-class PublishedIdlg(ImageAttack):
+class PublishedIdlg(PublishedDlg):
     """iDLG as published: the label by the sign rule, then as DLG."""
 
-    control: ClassVar = Setting(min_recovery=0.25)
-    audit_options: ClassVar = None
-    head: ClassVar = "shared"
-    steps: int = 300
-
-    def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        return _published(build_case(undefended(observations), bounded=False), True, self.steps, seed)
+    infers_labels: ClassVar = True
 
 
 @register("dlg")
@@ -93,6 +95,9 @@ class Dlg(ImageAttack):
     head: ClassVar[Literal["shared", "hidden"]] = "shared"
     one_step: ClassVar = True
     any_labels: ClassVar = True
+    infers_labels: ClassVar = False
+    known_top: ClassVar = False
+    """See :func:`label_matching`."""
     steps: int = 100
     restarts: int = ranged(4)
     enough: float = 5e-8
@@ -103,8 +108,22 @@ class Dlg(ImageAttack):
     normalised: bool = False
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        return robust_dlg(self, build_case(observations, bounded=True), False, seed)
+        case = build_case(observations, bounded=True)
+        labels = known_labels(case, self.infers_labels)
+        objective = labels_together(case, per_layer if self.normalised else relative, labels, self.known_top)
+        lbfgs_options = LbfgsOptions(history=self.history, line_search=True)
+        noise = FAILED * case.expected()
+        failed = max(self.failed, noise)
+
+        def solve(objective: Objective, starts: Starts) -> SolverResult:
+            limit = torch.where(starts.last, torch.inf, max(self.give_up[1], noise))
+            return lbfgs(
+                objective, starts.points, lbfgs_options, self.steps, self.enough, give_up=(self.give_up[0], limit),
+                stalled=self.stalled, scale=SAFE_SCALE, of=starts.of, succeeded=failed,
+            )  # fmt: skip
+
+        best = search(objective, normal(objective.layout.size), solve, seed, self.restarts, failed, batch_restarts=True)
+        return reconstruction(case, objective.layout, best, labels)
 
 
 @register("idlg")
@@ -113,10 +132,12 @@ class Idlg(Dlg):
     """Robust iDLG: the label by the sign rule, then as robust DLG."""
 
     any_labels: ClassVar = False
+    infers_labels: ClassVar = True
 
-    def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        return robust_dlg(self, build_case(observations, bounded=True), True, seed)
+
+def known_labels(case: Case, infers: bool) -> Tensor | None:
+    """The labels ``(N, B)`` that are given or, with ``infers``, read off the last layer; ``None``: they are unknowns."""
+    return case.labels if case.labels is not None else sign_rule(case) if infers else None
 
 
 def sign_rule(case: Case) -> Tensor:
@@ -203,41 +224,3 @@ def normal(size: int) -> Callable[[torch.Generator], Tensor]:
 def undefended(observations: Sequence[Observation]) -> list[Observation]:
     """The messages as if undefended, as the published attacks assume."""
     return [replace(observation, altered=UNALTERED) for observation in observations]
-
-
-def _published(case: Case, infer_labels: bool, steps: int, seed: int) -> Reconstruction:
-    labels = case.labels if case.labels is not None else sign_rule(case) if infer_labels else None
-    objective = labels_together(case, squared, labels)
-    best = search(
-        objective, normal(objective.layout.size), lambda o, starts: lbfgs(o, starts.points, LbfgsOptions(), steps), seed
-    )
-    return reconstruction(case, objective.layout, best, labels)
-
-
-def robust_dlg(options: Dlg, case: Case, infer_labels: bool, seed: int, known_top: bool = False) -> Reconstruction:
-    """Robust DLG, or iDLG with ``infer_labels``; ``known_top`` as for :func:`label_matching`."""
-    labels = case.labels if case.labels is not None else sign_rule(case) if infer_labels else None
-    objective = labels_together(case, per_layer if options.normalised else relative, labels, known_top)
-    lbfgs_options = LbfgsOptions(history=options.history, line_search=True)
-
-    noise = FAILED * case.expected()
-    failed = max(options.failed, noise)
-
-    def solve(objective: Objective, starts: Starts) -> SolverResult:
-        limit = torch.where(starts.last, torch.inf, max(options.give_up[1], noise))
-        give_up = (options.give_up[0], limit)
-        return lbfgs(
-            objective,
-            starts.points,
-            lbfgs_options,
-            options.steps,
-            options.enough,
-            give_up,
-            options.stalled,
-            SAFE_SCALE,
-            starts.of,
-            failed,
-        )
-
-    best = search(objective, normal(objective.layout.size), solve, seed, options.restarts, failed, batch_restarts=True)
-    return reconstruction(case, objective.layout, best, labels)

@@ -31,7 +31,6 @@ class InversionOptions:
         adam: steps of Adam with a cosine schedule.
         lbfgs: outer steps of L-BFGS with strong-Wolfe line search that follow, of 20 inner ones each.
         lr: of Adam.
-        features, gradients: weights of the two relative squared residuals.
         tv: weight of the total variation, in Adam only.
         restarts: further starts; the one with the smallest loss is returned.
     """
@@ -39,15 +38,11 @@ class InversionOptions:
     adam: int = ranged(1000)
     lbfgs: int = ranged(60)
     lr: float = 0.1
-    features: float = 1.0
-    gradients: float = 1.0
     tv: float = 0.02
     restarts: int = 0
 
 
-def invert_features(
-    observation: Observation, options: InversionOptions | None = None, seed: int = 0
-) -> tuple[Tensor, float, list[float]]:
+def invert_features(observation: Observation, options: InversionOptions, seed: int) -> tuple[Tensor, float, list[float]]:
     """The image of a message of one sample, from its first shared linear layer with a bias and the layers before.
 
     Returns:
@@ -56,7 +51,6 @@ def invert_features(
     Raises:
         Inapplicable: there is no such layer, or the layers before it are not known.
     """
-    options = options or InversionOptions()
     observation = as_gradient(observation)
     leak, _ = require_invertible_layers(observation)[0]
     assert leak.bias is not None
@@ -119,10 +113,10 @@ def _solve(
     def residual() -> Tensor:
         image = raw.sigmoid()
         h = layer_input(net, layer, {**weights, **lower}, normalise_images(observation, image))
-        value: Tensor = options.features * (h - features).square().sum() / features.square().sum()
-        if observed is not None and options.gradients:
+        value: Tensor = (h - features).square().sum() / features.square().sum()
+        if observed is not None:
             sent = torch.autograd.grad((h * signal).sum(), list(lower.values()), create_graph=True)
-            value = value + options.gradients * matching_loss(per_layer, dict(zip(lower, sent, strict=True)), image, observed)
+            value = value + matching_loss(per_layer, dict(zip(lower, sent, strict=True)), image, observed)
         return value
 
     adam = torch.optim.Adam([raw], lr=options.lr)

@@ -25,7 +25,7 @@ from fedpriv.attacks.gradients.linear import layer_input
 from fedpriv.attacks.gradients.matching import Case, Data, Objective, build_case, bypassing_tensors, gradient_from_signal
 from fedpriv.attacks.gradients.projection import convolution_signal, is_overdetermined
 from fedpriv.attacks.gradients.variables import Layout
-from fedpriv.attacks.image.dlg import FAILED, reconstruction
+from fedpriv.attacks.image.dlg import FAILED, normal, reconstruction
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.optimise.lbfgs import SAFE_SCALE, LbfgsOptions
 from fedpriv.attacks.optimise.search import STALLED, SolverResult, Starts, adam, lbfgs, search
@@ -65,7 +65,6 @@ class HeadFree(ImageAttack):
     closed_form: bool = True
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :meth:`fedpriv.attacks.attack.Attack.run`."""
         case = build_case(observations, bounded=True)
         objective = signal_matching(case, self.closed_form)
         lbfgs_options = LbfgsOptions(history=self.history, line_search=True)
@@ -76,24 +75,15 @@ class HeadFree(ImageAttack):
                 return lbfgs(objective, x, lbfgs_options, self.steps, self.enough, stalled=self.stalled, scale=SAFE_SCALE)
             return adam_then_lbfgs(objective, x, self.lr, self.adam_steps, lbfgs_options, self.steps, self.enough, self.stalled)
 
-        def start(generator: torch.Generator) -> Tensor:
-            return torch.randn(objective.layout.size, generator=generator)
-
         failed = max(self.failed, FAILED * case.expected())
-        best = search(objective, start, solve, seed, self.restarts, failed)
+        best = search(objective, normal(objective.layout.size), solve, seed, self.restarts, failed)
         return reconstruction(case, objective.layout, best, None)
 
 
 def adam_then_lbfgs(
-    objective: Objective,
-    x: Tensor,
-    lr: float,
-    adam_steps: int,
-    options: LbfgsOptions,
-    steps: int,
-    enough: float,
+    objective: Objective, x: Tensor, lr: float, adam_steps: int, options: LbfgsOptions, steps: int, enough: float,
     stalled: tuple[int, float] = STALLED,
-) -> SolverResult:
+) -> SolverResult:  # fmt: skip
     """Adam to get near the solution, then L-BFGS for precision; concatenates their curves."""
     first = adam(objective, x, lr, adam_steps, milestones=(0.5, 0.8), enough=enough)
     second = lbfgs(objective, first.x, options, steps, enough, stalled=stalled, scale=SAFE_SCALE)
@@ -174,9 +164,8 @@ def layer_calls(case: Case) -> tuple[list[nn.Module], int, list[int]]:
 
     def note(module: nn.Module, args: object, output: object) -> None:
         calls.append(module)
-        positions.append(
-            output[0, 0].numel() if isinstance(output, Tensor) and output.ndim > 1 else 0
-        )  # a recurrent layer has others
+        # A recurrent layer has outputs of another form.
+        positions.append(output[0, 0].numel() if isinstance(output, Tensor) and output.ndim > 1 else 0)
 
     layers = [layer for layer in case.net.body.modules() if next(layer.parameters(recurse=False), None) is not None]
     hooks = [layer.register_forward_hook(note) for layer in layers]

@@ -20,12 +20,12 @@ from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.gradients.distances import per_layer, relative, squared
 from fedpriv.attacks.gradients.matching import Case, Data, Objective, build_case, gradient_from_labels
 from fedpriv.attacks.gradients.variables import Layout
-from fedpriv.attacks.image.dlg import FAILED, Dlg, labels_together, normal, reconstruction, robust_dlg, undefended
+from fedpriv.attacks.image.dlg import FAILED, Dlg, labels_together, normal, reconstruction, undefended
 from fedpriv.attacks.image.head_free import adam_then_lbfgs, layer_calls
 from fedpriv.attacks.lab.nets import WIDTHS, linear_layers, uniform_
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.optimise.lbfgs import PUBLISHED, SAFE_SCALE, STRONG_WOLFE
-from fedpriv.attacks.optimise.search import STALLED, lbfgs, search
+from fedpriv.attacks.optimise.search import STALLED, SolverResult, Starts, lbfgs, search
 
 
 @register("known-head")
@@ -38,11 +38,8 @@ class KnownHead(Dlg):
 
     control: ClassVar = Setting(masked=1, threat=ThreatModel(top="initial"))
     any_labels: ClassVar = False
+    known_top: ClassVar = True
     head: ClassVar = "hidden"
-
-    def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        return robust_dlg(self, build_case(observations, bounded=True), False, seed, known_top=True)
 
 
 @register("random-head")
@@ -65,29 +62,22 @@ class RandomHead(ImageAttack):
     published: bool = False
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :meth:`fedpriv.attacks.attack.Attack.run`."""
         observations = undefended(observations) if self.published else observations
         case = with_random_head(build_case(observations, bounded=not self.published), self.assumed, seed)
         objective = labels_together(case, squared if self.published else relative, case.labels, known_top=True)
-        lbfgs_options, stalled = (PUBLISHED, (0, 0.0)) if self.published else (STRONG_WOLFE, STALLED)
-        draw = normal(objective.layout.size)
-        best = search(
-            objective,
-            draw,
-            lambda o, starts: lbfgs(
-                o, starts.points, lbfgs_options, self.steps, stalled=stalled, scale=1.0 if self.published else SAFE_SCALE
-            ),
-            seed,
-            self.restarts,
-            failed=-1.0,
-        )
+        options, stalled, scale = (PUBLISHED, (0, 0.0), 1.0) if self.published else (STRONG_WOLFE, STALLED, SAFE_SCALE)
+
+        def solve(objective: Objective, starts: Starts) -> SolverResult:
+            return lbfgs(objective, starts.points, options, self.steps, stalled=stalled, scale=scale)
+
+        best = search(objective, normal(objective.layout.size), solve, seed, self.restarts, failed=-1.0)
         return reconstruction(case, objective.layout, best, case.labels)
 
 
 @register("joint-head")
 @dataclass(frozen=True)
 class JointHead(ImageAttack):
-    """Optimises a head together with image and soft labels: with the hidden architecture, or ``assumed`` linear layers.
+    """Optimises a head together with image and soft labels: with the hidden architecture, or assumed linear layers.
 
     All weights of the head are unknowns (100,000 for two linear layers). Three times the steps and a second start recovered no
     more: 0 of 20 images either way.
@@ -105,30 +95,23 @@ class JointHead(ImageAttack):
     failed: float = 1e-4
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :meth:`fedpriv.attacks.attack.Attack.run`."""
         case = build_case(observations, bounded=True)
         if self.assumed is not None:
             case = with_random_head(case, self.assumed, seed)
         objective = joint_matching(case)
-        lbfgs_options = STRONG_WOLFE
 
         def start(generator: torch.Generator) -> Tensor:
             parts: dict[str, Tensor] = {}
             for name, shape in objective.layout.shapes.items():
-                uniform = name.startswith("top.")
-                parts[name] = torch.rand(1, *shape, generator=generator) - 0.5 if uniform else torch.randn(
-                    1, *shape, generator=generator
-                )  # fmt: skip
+                of_head = name.startswith("top.")
+                drawn = (torch.rand if of_head else torch.randn)(1, *shape, generator=generator)
+                parts[name] = drawn - 0.5 if of_head else drawn
             return objective.layout.pack(parts)[0]
 
-        best = search(
-            objective,
-            start,
-            lambda o, starts: adam_then_lbfgs(o, starts.points, self.lr, self.adam_steps, lbfgs_options, self.steps, self.enough),
-            seed,
-            self.restarts,
-            max(self.failed, FAILED * case.expected()),
-        )
+        def solve(objective: Objective, starts: Starts) -> SolverResult:
+            return adam_then_lbfgs(objective, starts.points, self.lr, self.adam_steps, STRONG_WOLFE, self.steps, self.enough)
+
+        best = search(objective, start, solve, seed, self.restarts, max(self.failed, FAILED * case.expected()))
         return reconstruction(case, objective.layout, best, case.labels)
 
 

@@ -59,7 +59,6 @@ class InvertingGradients(ImageAttack):
     running_statistics: float = 0.0
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :meth:`fedpriv.attacks.attack.Attack.run`."""
         case = build_case(observations, bounded=True, scale_free=True)
         labels = (
             case.labels if case.labels is not None else torch.stack([batch_labels(observation) for observation in observations])

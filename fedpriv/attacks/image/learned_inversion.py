@@ -94,7 +94,6 @@ class LearnedInversion(LearningOptions, ImageAttack):
 
     @staticmethod
     def check(observation: Observation) -> None:
-        """See :meth:`fedpriv.attacks.attack.Attack.check`."""
         if observation.public is None:
             raise Inapplicable("it needs public images of the same kind, as data sets and runs have, and there are none")
         if (observation.num_examples or 1) > 1:
@@ -105,7 +104,6 @@ class LearnedInversion(LearningOptions, ImageAttack):
         check_simulation(observation)
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :meth:`fedpriv.attacks.attack.Attack.run`."""
         began, n = time.process_time(), len(observations)
         for observation in observations:
             self.check(observation)
@@ -152,7 +150,9 @@ class Lesson(NamedTuple):
     observed: Tensor
     scaled: bool
 
-    def learned(self, truth: Tensor, loss_of: Callable[[Tensor, Tensor], Tensor], options: LearningOptions) -> tuple[Tensor, Tensor]:
+    def learned(
+        self, truth: Tensor, loss_of: Callable[[Tensor, Tensor], Tensor], options: LearningOptions
+    ) -> tuple[Tensor, Tensor]:
         """Train a net on the simulated messages, each with fresh noise, and apply it to the observed ones.
 
         Args:

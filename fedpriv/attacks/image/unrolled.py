@@ -20,12 +20,14 @@ from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable, require_labels
 from fedpriv.attacks.gradients.distances import matching_loss, per_layer
 from fedpriv.attacks.gradients.linear import denormalise_images, training_net, weight_dtype
-from fedpriv.attacks.gradients.local_update import Loss, simulate_local_update
+from fedpriv.attacks.gradients.local_update import simulate_local_update
 from fedpriv.attacks.gradients.matching import observed_gradient
-from fedpriv.attacks.gradients.variables import total_variation
 from fedpriv.attacks.inference.labels import batch_labels
 from fedpriv.attacks.optimise.lbfgs import SAFE_SCALE
 from fedpriv.attacks.optimise.search import STALLED
+
+HISTORY = 50
+"""Of L-BFGS."""
 
 
 @dataclass(frozen=True)
@@ -34,21 +36,14 @@ class UnrolledOptions:
     Attributes:
         iterations: outer L-BFGS steps.
         restarts: largest number of further starts, while the smallest matching loss is above ``failed``.
-        tv: weight of the total variation of the images.
-        infer_labels: use the labels inferred from the last layer's gradient in the first start. The other starts optimise the
-            labels with the images, which ends in wrong minima for nets with convolutions.
         train_top: whether the client trained the hidden layers too (FedPer) or froze them (FedRep, MpFedcon).
-        history: of L-BFGS.
         stop: matching loss at which a start ends.
         failed: matching loss above which a start has failed.
     """
 
     iterations: int = 100
     restarts: int = ranged(1)
-    tv: float = 0.0
-    infer_labels: bool = True
     train_top: bool = False
-    history: int = ranged(50, 1, 1000)
     stop: float = 1e-12
     failed: float = 1e-3
 
@@ -71,30 +66,28 @@ class Recovered:
     curve: tuple[float, ...]
 
 
-def unroll(
-    observation: Observation, options: UnrolledOptions | None = None, loss: Loss = F.cross_entropy, seed: int = 0
-) -> Recovered:
+def unroll(observation: Observation, options: UnrolledOptions, seed: int = 0) -> Recovered:
     """Optimise dummy images until their simulated local update changes the shared weights as observed.
 
-    Labels that are neither known nor inferred, and unknown weights of hidden layers, are optimised too, from random starts.
+    The first start has the labels that the last layer's gradient shows. The others optimise the labels with the images, which
+    ends in wrong minima for nets with convolutions. Unknown weights of hidden layers are optimised, too.
 
     Raises:
         Inapplicable: the schedule or the number of samples is not known, the message is a gradient, or the client's loss used no
             labels.
     """
-    options = options or UnrolledOptions()
     require_labels(observation)
     if observation.schedule is None or observation.num_examples is None:
         raise Inapplicable("the unrolled attack needs the client's schedule and its number of samples")
     if observation.kind == "gradient":
         raise Inapplicable("the unrolled attack needs a weight change; for a gradient there is gradient matching")
     first = observation
-    if observation.labels is None and options.infer_labels:
+    if observation.labels is None:
         with suppress(Inapplicable):
             first = replace(observation, labels=batch_labels(observation))
-    starts = [_one_start(first, options, loss, seed)]
+    starts = [_one_start(first, options, seed)]
     while len(starts) <= options.restarts and not min(start[2] for start in starts) <= options.failed:
-        starts.append(_one_start(observation, options, loss, seed + len(starts)))
+        starts.append(_one_start(observation, options, seed + len(starts)))
     images, labels, best, curve = min(starts, key=lambda start: start[2])
     return Recovered(images, labels, best, tuple(start[2] for start in starts), tuple(curve))
 
@@ -108,9 +101,7 @@ def _drawn(like: Tensor, generator: torch.Generator) -> Tensor:
     return weights
 
 
-def _one_start(
-    observation: Observation, options: UnrolledOptions, loss: Loss, seed: int
-) -> tuple[Tensor, Tensor, float, list[float]]:
+def _one_start(observation: Observation, options: UnrolledOptions, seed: int) -> tuple[Tensor, Tensor, float, list[float]]:
     n, schedule = observation.num_examples, observation.schedule
     assert n is not None and schedule is not None
     device, dtype = weight_dtype(observation)
@@ -144,11 +135,10 @@ def _one_start(
 
     def objective() -> Tensor:
         images = raw.sigmoid()
-        simulated = simulate_local_update(net, start, trained, (images - mean) / std, labels(), schedule, loss)
-        matching = matching_loss(per_layer, simulated, images, observed)
-        return matching + options.tv * total_variation(images) if options.tv else matching
+        simulated = simulate_local_update(net, start, trained, (images - mean) / std, labels(), schedule)
+        return matching_loss(per_layer, simulated, images, observed)
 
-    optimiser = torch.optim.LBFGS(unknowns, lr=1, history_size=options.history, line_search_fn="strong_wolfe")
+    optimiser = torch.optim.LBFGS(unknowns, lr=1, history_size=HISTORY, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimiser.zero_grad()

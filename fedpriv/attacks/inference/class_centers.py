@@ -37,20 +37,22 @@ def trace(embedded: Tensor, labels: Tensor, candidates: int, centers: Mapping[in
     Raises:
         ValueError: embeddings or centres are not finite.
     """
-    apart, toward = embedded.detach().cpu().double().clone(), torch.zeros_like(embedded, dtype=torch.float64, device="cpu")
-    classes = labels.cpu()
-    for label in torch.unique(classes[:candidates]).tolist():
-        of_class = classes == label
-        mean = apart[of_class].mean(0)
-        apart[of_class] -= mean
+    classes, embedded = labels.cpu(), embedded.detach().cpu().double()
+    asked = torch.unique(classes[:candidates])
+    used = torch.isin(classes, asked)
+    place = torch.searchsorted(asked, classes[used])
+    means = torch.stack([embedded[classes == label].mean(0) for label in asked])
+    apart = embedded[used] - means[place]
+    toward = torch.zeros_like(means)
+    for row, label in enumerate(asked.tolist()):
         if label in centers:
-            toward[of_class] = centers[label].detach().cpu().double() - mean
+            toward[row] = centers[label].detach().cpu().double() - means[row]
     if not bool(apart.isfinite().all() and toward.isfinite().all()):
         raise ValueError("embeddings are not finite")
-    within = apart[torch.isin(classes, classes[:candidates])]
-    covariance = within.T @ within / len(within)
+    covariance = apart.T @ apart / len(apart)
     spread = covariance.diagonal().mean().clamp(min=_LEAST_VARIANCE)
     root = torch.linalg.cholesky(covariance + spread * torch.eye(len(covariance), dtype=torch.float64))
-    side, other = (torch.linalg.solve_triangular(root, rows[:candidates].T, upper=False) for rows in (apart, toward))
-    scores: Array = ((side * other).sum(0) / other.norm(dim=0).clamp(min=_LEAST_VARIANCE)).numpy()
+    solved = torch.linalg.solve_triangular(root, toward.T, upper=False)
+    along = torch.linalg.solve_triangular(root.T, solved / solved.norm(dim=0).clamp(min=_LEAST_VARIANCE), upper=True)
+    scores: Array = (apart[:candidates] * along.T[place[:candidates]]).sum(1).numpy()
     return scores

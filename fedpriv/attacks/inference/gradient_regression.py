@@ -7,9 +7,9 @@ system, exact for one step without a defence. It needs no shadow model.
 
 The regression uses what the server knows:
 
-* Its own samples of a class (all, where labels are numbers) have a mean gradient, which is subtracted from the gradients of the class's candidates. These class
-  means, at the sent weights and along the server's own simulated update, are nuisance columns: they are fitted but not scored,
-  since class sizes and the path of the weights say nothing about single samples.
+* Its own samples of a class (all, where labels are numbers) have a mean gradient, which is subtracted from the gradients of the
+  class's candidates. These class means, at the sent weights and along the server's own simulated update, are nuisance columns:
+  they are fitted but not scored, since class sizes and the path of the weights say nothing about single samples.
 * The deviations of its own samples from these means stand for members that are not candidates. The likelihood decides whether
   these deviations are used.
 * Where the client normalises by its batch, the statistics of the server's own samples replace the batch's.
@@ -19,58 +19,32 @@ The regression uses what the server knows:
 A candidate's score is the log-likelihood ratio of the weights 1 / N and 0, given a Gaussian approximation of all others (the
 cavity of expectation propagation). Unlike the coefficient, it is near 0 for a sample whose gradient is too small to decide.
 
-Everything follows from the inner products of the gradients of each tensor. If the gradients of all samples do not fit into
-memory, the entries with the largest mean gradient of the candidates are used: even far fewer entries would determine the
-coefficients, so little is lost.
+Everything follows from the inner products of the gradients of each tensor
+(:mod:`fedpriv.attacks.inference.gradient_columns`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.attacks.core.observation import Observation, batch_norms, copied
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.linear import known_net
-from fedpriv.attacks.gradients.multistep import as_gradient, decay_before_clipping, rounding
-from fedpriv.attacks.gradients.per_sample import LabelledSamples, batch_gradient, per_sample
+from fedpriv.attacks.gradients.per_sample import LabelledSamples
+from fedpriv.attacks.inference.gradient_columns import Products, Sent, columns
 from fedpriv.attacks.inference.membership import Array
 
-MEMORY = 2**29
-"""Bytes of gradients that are held at once."""
-_SINGLE = 1e-6
-"""Relative error of a gradient in single precision."""
 MISFITS = (0.0, *(10.0**power for power in range(-10, 5)))
 """Variances of the first-order error that are compared, relative to the mean square of an entry of one sample's contribution."""
 _NEGLIGIBLE = 1e-10
 """Smallest relative eigenvalue of the nuisance columns' directions that are used."""
-
-
-@dataclass(frozen=True)
-class _Products:
-    """The inner products of the columns with each other and with a message, on one tensor.
-
-    Attributes:
-        gram: of the columns ``(q, q)``: the candidates, the attacker's own samples, the nuisance columns.
-        message: of the columns with the message ``(q,)``.
-        square: of the message with itself.
-        entries: number of entries that were sent.
-        error: known variance of an entry of the message.
-        size: mean square of an entry of the deviation of a sample's gradient.
-    """
-
-    gram: Tensor
-    message: Tensor
-    square: float
-    entries: int
-    error: float
-    size: float
 
 
 def gradient_regression(
@@ -106,7 +80,7 @@ class Equations:
         gradient: the message, read as a gradient.
     """
 
-    products: Sequence[_Products]
+    products: Sequence[Products]
     gradient: Observation
 
     def informative(self) -> Equations:
@@ -205,13 +179,11 @@ def equations(
     if lacking := set(candidates.classes.tolist()) - set(public.classes.tolist()):
         raise Inapplicable(f"the attacker has no sample of its own of class {min(lacking)}")
     path = [_normalised(messages[0], point, public) for point in path]
-    sent, systems = [_Message.of(message) for message in messages], list[list[_Products]]([] for _ in messages)
-    for name, rows, entries in _columns(net, names, candidates, public, path, clip, certain):
-        gram: Tensor | None = None
+    sent, systems = [Sent.of(message) for message in messages], list[list[Products]]([] for _ in messages)
+    own = slice(len(candidates), len(candidates) + len(public))
+    for name, of_tensor in columns(net, names, candidates, public, path, clip, certain):
         for message, system in zip(sent, systems, strict=True):
-            products = message.products(name, rows, entries, len(candidates), len(public), gram)
-            gram = products.gram if message.comparable else None
-            system.append(products)
+            system.append(message.products(name, of_tensor, own))
     return [Equations(system, message.gradient) for system, message in zip(systems, sent, strict=True)]
 
 
@@ -228,119 +200,6 @@ def _normalised(message: Observation, weights: Mapping[str, Tensor], public: Lab
             module.train().momentum = 1.0
     functional_call(net, normalised, (public.joined(public.inputs),))
     return normalised
-
-
-def _columns(
-    net: nn.Module,
-    names: Sequence[str],
-    candidates: LabelledSamples,
-    public: LabelledSamples,
-    path: Sequence[Mapping[str, Tensor]],
-    clip: float | None,
-    certain: LabelledSamples | None = None,
-) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """For each tensor its name, the columns of the regression ``(q, p)`` in double precision, and its used entries, if not all.
-
-    The columns are the deviations of candidates and of the attacker's own samples from the means of their classes, and these
-    means at every point of the path; last, the means of the ``certain`` samples of each class.
-    """
-    classes = torch.unique(public.classes).tolist()
-    entries = _entries(net, names, path[0], candidates, len(public))
-    of_candidates, of_public = (_gradients(net, path[0], names, entries, part, clip) for part in (candidates, public))
-    later = [[batch_gradient(net, point, names, public.of_class(label)) for label in classes] for point in path[1:]]
-    if certain is not None:
-        held = torch.unique(certain.classes).tolist()
-        later += [[batch_gradient(net, point, names, certain.of_class(label)) for label in held] for point in path]
-    where = torch.searchsorted(
-        torch.tensor(classes, device=public.labels.device), torch.cat([candidates.classes, public.classes])
-    )
-    for name in names:
-        asked, own = of_candidates.pop(name).double(), of_public.pop(name).double()
-        means = torch.stack([own[public.classes == label].mean(0) for label in classes])
-        moved = [torch.stack([_at(mean[name], entries[name]) for mean in point]).double() for point in later]
-        yield name, torch.cat([torch.cat([asked, own]) - means[where], means, *moved]), entries[name]
-
-
-def _entries(
-    net: nn.Module, names: Sequence[str], weights: Mapping[str, Tensor], candidates: LabelledSamples, others: int
-) -> dict[str, Tensor | None]:
-    """The positions of the entries of each tensor that are used; ``None``: all."""
-    total = sum(weights[name].numel() * weights[name].element_size() for name in names)
-    share = MEMORY / (total * (len(candidates) + others))
-    if share >= 1:
-        return dict.fromkeys(names)
-    mean = batch_gradient(net, weights, names, candidates)
-    return {name: tensor.abs().topk(math.ceil(share * tensor.numel())).indices for name, tensor in mean.items()}
-
-
-def _at(flat: Tensor, entries: Tensor | None) -> Tensor:
-    return flat if entries is None else flat[..., entries]
-
-
-def _gradients(
-    net: nn.Module,
-    weights: Mapping[str, Tensor],
-    names: Sequence[str],
-    entries: Mapping[str, Tensor | None],
-    samples: LabelledSamples,
-    clip: float | None,
-) -> dict[str, Tensor]:
-    """Entries of the gradients of samples by name ``(n, p)``, clipped where DP-SGD clips them."""
-    wanted = names if clip is None else [name for name, _ in net.named_parameters()]
-    gradients: dict[str, list[Tensor]] = {name: [] for name in names}
-    for part in per_sample(net, weights, wanted, samples, MEMORY // 4):
-        factors = None
-        if clip is not None:
-            norms = torch.stack([gradient.square().sum(1) for gradient in part.values()]).sum(0).sqrt()
-            factors = (clip / norms).clamp(max=1)[:, None]
-        for name in names:
-            chosen = _at(part[name], entries[name])
-            gradients[name].append(chosen if factors is None else chosen * factors)
-    return {name: torch.cat(parts) for name, parts in gradients.items()}
-
-
-@dataclass(frozen=True)
-class _Message:
-    """A message, as it was sent and as a gradient.
-
-    Attributes:
-        left: what weight decay added to a gradient that was clipped.
-    """
-
-    message: Observation
-    gradient: Observation
-    left: Mapping[str, Tensor]
-
-    @classmethod
-    def of(cls, message: Observation) -> _Message:
-        return cls(message, as_gradient(message), decay_before_clipping(message))
-
-    @property
-    def comparable(self) -> bool:
-        """Whether the inner products of the columns can be shared with other messages."""
-        return not self.gradient.altered.kept and not self.left
-
-    def products(self, name: str, rows: Tensor, entries: Tensor | None, asked: int, own: int, gram: Tensor | None) -> _Products:
-        """The inner products on one tensor.
-
-        Args:
-            rows: the columns, on the used entries of the tensor.
-            asked, own: the number of candidates, and of the attacker's own samples.
-            gram: the inner products of the columns, if known from a comparable message.
-        """
-        seen, kept = _at(self.gradient.shared[name].flatten(), entries).to(rows), self.gradient.altered.kept.get(name)
-        if self.left:
-            left = self.left.get(name, torch.zeros_like(self.gradient.shared[name]))
-            rows = torch.cat([rows, _at(left.flatten(), entries)[None].to(rows)])
-        if kept is not None:
-            sent = _at(kept.flatten(), entries).to(rows.device)
-            rows, seen = rows[:, sent], seen[sent]
-        square = float(seen.square().sum())
-        error = self.gradient.altered.variance.get(name, 0.0) + rounding(self.message, name) ** 2
-        error += _SINGLE**2 * square / max(1, len(seen))
-        gram = (rows @ rows.T).cpu() if gram is None or not self.comparable else gram
-        size = float(gram.diagonal()[asked : asked + own].mean()) / max(1, len(seen))
-        return _Products(gram, (rows @ seen).cpu(), square, len(seen), error, size)
 
 
 def _scores(system: Equations, asked: int, own: int, shares: Tensor) -> Array:

@@ -4,10 +4,12 @@ Two clients of SecAgg (Bonawitz et al., CCS 2017) share a key, and one adds the 
 mask comes from a Mersenne Twister. Its seed is the XOR of the 32-bit words of the base64 text of the key; base64 has seven bits a
 character, so there are 2**28 seeds (upstream issue 7522). A server that has removed the private masks, as the protocol lets it,
 tries them all. A wrong seed leaves values anywhere in 2**32, the right one an upload's values, which are far smaller.
+:func:`masked_round` simulates such a round, with Flower's masks or others.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +20,13 @@ from fedpriv.attacks.core.options import ranged
 
 Words = npt.NDArray[np.uint32]
 Array = npt.NDArray[np.float64]
+
+Generator = Callable[[bytes, int], Words]
+"""Shared key (32 bytes) and number of values -> mask."""
+
+CLIP, LEVELS = 8.0, 1 << 22
+"""Flower's defaults: values are clipped to +-8 and rounded to 22 bits."""
+_WEIGHTS = 0.3, 0.7  # the clients' numbers of samples, as shares of the largest
 
 SEED_BITS = 28
 _LANE = 7  # bits of a base64 character
@@ -141,3 +150,56 @@ def _values(integers: Words, pair: MaskedPair) -> Array:
     """The values ``(p,)`` of an upload, without the weight."""
     weighted = integers[1:] * (2 * pair.clip / pair.levels) - pair.clip
     return np.asarray(weighted * (pair.levels / max(int(integers[0]), 1)), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class MaskedRound:
+    """What the server has of a round, and what the clients hid.
+
+    Attributes:
+        key: ``(32,)`` bytes that the two clients share.
+        uploads: ``(p,)`` of each client.
+    """
+
+    pair: MaskedPair
+    key: bytes
+    uploads: tuple[Array, Array]
+
+    def error(self, recovered: tuple[Array, Array]) -> float:
+        """The largest error of recovered uploads, as a share of the largest value."""
+        largest = max(np.abs(upload).max() for upload in self.uploads)
+        return float(max(np.abs(upload - true).max() for upload, true in zip(recovered, self.uploads, strict=True)) / largest)
+
+
+def masked_round(generator: Generator, values: int = 10_000, seed: int = 0) -> MaskedRound:
+    """A round of two clients with ``values`` normal values each, of standard deviation 0.1 (a net's weights), as Flower encodes
+    them."""
+    noise = np.random.default_rng(seed)
+    key = noise.bytes(32)
+    first, second = noise.normal(0, 0.1, (2, values))
+    mask = generator(key, 1 + values)
+    added, subtracted = (_encoded(upload, weight, noise) for upload, weight in zip((first, second), _WEIGHTS, strict=True))
+    return MaskedRound(MaskedPair(added + mask, subtracted - mask, LEVELS, CLIP), key, (first, second))
+
+
+def flower_seed(key: bytes) -> int:
+    """The seed of Flower's Mersenne Twister: the XOR of the words of the key's base64 text."""
+    words = np.frombuffer(base64.urlsafe_b64encode(key), dtype="<u4")
+    return int(np.bitwise_xor.reduce(words))
+
+
+def flower_mask(key: bytes, size: int) -> Words:
+    """The mask that two clients of Flower 1.41 draw from their shared key."""
+    return twister_mask(flower_seed(key), size)
+
+
+def number_of(seed: int) -> int:
+    """The number of a seed in the search; the inverse of :func:`seed_of`."""
+    return sum((seed >> 8 * lane & 0x7F) << 7 * lane for lane in range(4))
+
+
+def _encoded(values: Array, weight: float, draw: np.random.Generator) -> Words:
+    """Weight and weighted values as integers, rounded up or down at random."""
+    share = round(weight * LEVELS)
+    scaled = (np.clip(values * share / LEVELS, -CLIP, CLIP) + CLIP) * (LEVELS / (2 * CLIP))
+    return np.concatenate([[share], np.floor(scaled + draw.random(len(scaled)))]).astype(np.uint32)

@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.gradients.analytic import AnalyticOptions, layers_with_bias, quotients
+from fedpriv.attacks.gradients.analytic import layers_with_bias, quotients
 from fedpriv.attacks.gradients.linear import training_net
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.inference.membership import Array
@@ -72,7 +72,7 @@ class RowDistance:
         layers = layers_with_bias(as_gradient(replace(observation, shared=tensors)))
         if not layers:
             raise Inapplicable(f"{self.layer} was not shared with its bias")
-        rows, neurons, _ = quotients(layers[0], AnalyticOptions.weakest)
+        rows, neurons, _ = quotients(layers[0])
         if not len(rows):
             rows, neurons = torch.zeros(1, self.fed.shape[1], dtype=torch.float64), torch.zeros(1, dtype=torch.long)
         if observation.altered.kept:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fedpriv.attacks.attack import ImageAttack, image_attack, image_attacks
+from fedpriv.attacks.attack import ImageAttack, for_audits, image_attack, image_attacks
 from fedpriv.attacks.core.by_name import nearest
 from fedpriv.attacks.core.observation import Observation, ThreatModel, batch_norms
 from fedpriv.attacks.core.options import defaults_of, taken
@@ -19,7 +19,7 @@ from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.image_controls import controls
 from fedpriv.attacks.lab.nets import observe, reference_victim
-from fedpriv.attacks.lab.trial import NO_CONTROL, Attacker, Attempt, Mounted, NotTried, Task, Trial, difference_reasons
+from fedpriv.attacks.lab.trial import Attacker, Mounted, NotTried, SampleAttempt, SampleTask, Trial, difference_reasons
 from fedpriv.attacks.scoring.baselines import nearest as nearest_public
 from fedpriv.attacks.scoring.scores import (
     RECOVERED,
@@ -40,18 +40,16 @@ LARGEST = 32
 
 
 @dataclass(frozen=True)
-class ImageAttempt(Attempt[ImageAttack, Reconstruction, Scores]):
+class ImageAttempt(SampleAttempt[ImageAttack, Reconstruction, Scores]):
     """The result of one attacker on images.
 
     Attributes:
-        raw: its images ``(n, C, H, W)``, in the order of the originals; NaN where it found none.
         true: what they are scored against ``(n, C, H, W)``: the originals or, where clients augment, the nearest views of them.
         copy_successes: threshold -> how many images copies of the nearest public ones would recover; ``None`` where the attacker
             knows no public images.
         cut: why it was not run on the images after these.
     """
 
-    raw: Tensor | None = None
     true: Tensor | None = None
     copy_successes: Mapping[float, int] | None = None
     cut: Reason | None = None
@@ -73,24 +71,13 @@ class ImageAttempt(Attempt[ImageAttack, Reconstruction, Scores]):
         limit = threshold_above(counts(rates), self.copy_successes)
         return wilson(0, rates[RECOVERED].n) if limit is None else rates[limit]
 
-    @property
-    def passed_positive(self) -> bool:
-        """Whether it passed a positive control."""
-        return any(control.name == "positive" and control.passed for control in self.controls)
-
-    @property
-    def doubts(self) -> tuple[Reason, ...]:
-        """Why a failure is no evidence; empty if it passed a positive control on messages like these."""
-        return self.reasons or (() if self.passed_positive else (NO_CONTROL,))
-
 
 @dataclass(frozen=True)
-class Images(Task[ImageAttack, Reconstruction, ImageAttempt]):
+class Images(SampleTask[ImageAttack, Reconstruction, ImageAttempt]):
     """Images to attack, and the messages on them.
 
     Attributes:
-        images, labels: the truth, ``(n, C, H, W)`` in [0, 1] and ``(n,)``; attacks are scored against it and never see it.
-        observe: threat model -> the messages; together they stand for the ``n`` images, in order.
+        images: the true ones ``(n, C, H, W)`` in [0, 1].
         views: each image and its augmented views that clients trained on ``(n, V, C, H, W)``; ``None``: they do not augment.
     """
 
@@ -99,20 +86,10 @@ class Images(Task[ImageAttack, Reconstruction, ImageAttempt]):
     observe: Callable[[ThreatModel], list[Observation]]
     views: Tensor | None = None
 
-    def messages(self, attacker: Attacker[ImageAttack]) -> list[list[Observation]]:
-        """All messages in one part, which is cheaper than several."""
-        return [self.observe(attacker.threat)]
-
-    def samples_behind(self, part: Sequence[Observation]) -> int:
-        """See :meth:`Task.samples_behind`."""
-        return len(self.images) // len(part)
-
     def controls(self, attacker: Attacker[ImageAttack], part: Sequence[Observation], seed: int) -> tuple[Control, ...]:
-        """See :func:`run_controls`."""
         return run_controls(attacker, seed, part, self.images)
 
     def not_tried(self, attacker: Attacker[ImageAttack], reason: NotTried) -> ImageAttempt:
-        """See :meth:`Task.not_tried`."""
         return ImageAttempt(attacker, inapplicable=reason.reason, controls=reason.controls)
 
     def judge(self, attacker: Attacker[ImageAttack], mounted: Mounted[Reconstruction], trial: Trial) -> ImageAttempt:
@@ -165,14 +142,14 @@ def attackers(name: str, masked: int, options: dict[str, Any] | None = None) -> 
     """
     options, named = options or {}, image_attack(name)
     replaced = masked and named.head == "shared"
-    chosen = suited(masked, published=name.endswith("published")) if replaced else [_attacker(named, {})]
+    chosen = suited(masked, published=name.endswith("published")) if replaced else [Attacker.of(named, {})]
     known = set[str]().union(*(defaults_of(attacker.attack) for attacker in chosen))
     for option in options.keys() - known:
         raise KeyError(f"{name} has no option {option!r}; {nearest(option, known)}")
     changed = []
     for attack in (attacker.attack for attacker in chosen):
         given = {option: options[option] for option in defaults_of(attack).keys() & options.keys()}
-        changed.append(_attacker(type(attack), {**vars(attack), **taken(attack, given)}))
+        changed.append(Attacker.of(type(attack), {**vars(attack), **taken(attack, given)}))
     return changed
 
 
@@ -182,17 +159,11 @@ def suited(masked: int, published: bool = False) -> list[Attacker[ImageAttack]]:
     Args:
         published: naive attacks are as in the papers.
     """
-    chosen, wanted = [], ("either", "hidden" if masked else "shared")
-    for kind in sorted(image_attacks().values(), key=lambda kind: (kind.optimises, kind.name)):
-        if kind.audit_options is not None and kind.head in wanted:
-            naive = {"assumed": masked, "published": published} if masked else {}
-            own = {option: value for option, value in naive.items() if defaults_of(kind).get(option) is not None}
-            chosen.append(_attacker(kind, {**own, **kind.audit_options}))
+    naive, chosen = {"assumed": masked, "published": published} if masked else {}, []
+    for kind, options in for_audits(image_attacks().values(), masked > 0):
+        own = {option: value for option, value in naive.items() if defaults_of(kind).get(option) is not None}
+        chosen.append(Attacker.of(kind, {**own, **options}))
     return chosen
-
-
-def _attacker(kind: type[ImageAttack], options: dict[str, Any]) -> Attacker[ImageAttack]:
-    return Attacker(kind(**options), ThreatModel() if kind.control is None else kind.control.threat)
 
 
 def run_controls(

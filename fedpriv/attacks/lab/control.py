@@ -60,6 +60,11 @@ def run_control(name: str, attack: str, tried_on: str, check: Callable[[], tuple
     return Control(name, passed, sentence, time.process_time() - began)
 
 
+def behind_a_message(samples: int) -> str:
+    """A clause on the number of samples behind each message, if there are several."""
+    return "" if samples == 1 else f", {samples} behind one message"
+
+
 def noise_like(observation: Observation, generator: torch.Generator) -> dict[str, Tensor]:
     """Random tensors with the names, shapes and norms of the shared ones."""
     noisy = {}

@@ -17,7 +17,7 @@ from fedpriv.attacks.attack import ImageAttack
 from fedpriv.attacks.core.doing import doing
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Inapplicable, mounting, one_thread
-from fedpriv.attacks.lab.control import Control, cached_controls, noise_like, run_control
+from fedpriv.attacks.lab.control import Control, behind_a_message, cached_controls, noise_like, run_control
 from fedpriv.attacks.lab.setting import Alter, Setting
 from fedpriv.attacks.scoring.baselines import flat, mean_image
 from fedpriv.attacks.scoring.scores import RECOVERED, errors, match_batches, mse
@@ -136,5 +136,4 @@ def _in_order(raw: Tensor, images: Tensor, per_message: int) -> Tensor:
 
 
 def _size(setting: Setting) -> str:
-    behind = "" if setting.per_message == 1 else f", {setting.per_message} behind one message"
-    return f" of {setting.side}x{setting.side} pixels{behind}"
+    return f" of {setting.side}x{setting.side} pixels{behind_a_message(setting.per_message)}"

@@ -15,7 +15,7 @@ CONTRAST = 0.02
 """Smallest mean squared difference of a crop from its mean colour; below it, a flat image would count as a recovery."""
 
 
-def default_images(n: int, seed: int = 0, classes: int = 10, side: int = 32, reduce: int = 4) -> tuple[Tensor, Tensor]:
+def default_images(n: int, seed: int = 0, side: int = 32, reduce: int = 4) -> tuple[Tensor, Tensor]:
     """``n`` distinct crops ``(n, 3, side, side)`` in [0, 1] and labels ``(n,)`` drawn uniformly; the same for the same seed.
 
     The photographs (a temple and a flower, 640x427) are scaled down by ``reduce``, so that a crop shows more. Crops come from
@@ -35,7 +35,7 @@ def default_images(n: int, seed: int = 0, classes: int = 10, side: int = 32, red
     for i in range(n):
         row, column = places[i % 2][orders[i % 2][i // 2]].tolist()
         crops.append(photographs[i % 2][:, row : row + side, column : column + side])
-    return torch.stack(crops), torch.randint(classes, (n,), generator=generator)
+    return torch.stack(crops), torch.randint(10, (n,), generator=generator)
 
 
 def sample_photographs() -> list[Tensor]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -14,6 +12,7 @@ from fedpriv.attacks.core.observation import Observation, SplitNet, ThreatModel,
 
 FEATURES = 768
 """Output of the convolutions for 32x32 pixels: 12 channels of 8x8."""
+HONEST = ThreatModel()
 WIDTHS: dict[int, tuple[int, ...]] = {1: (), 2: (128,), 3: (256, 128)}
 """Widths between the features and the classes, by the number of linear layers."""
 
@@ -107,51 +106,29 @@ def reference_victim(
     return net
 
 
-def observe(
-    net: SplitNet,
-    images: Tensor,
-    labels: Tensor,
-    threat: ThreatModel | None = None,
-    *,
-    hidden: bool = False,
-    mean: tuple[float, ...] = (0.0,),
-    std: tuple[float, ...] = (1.0,),
-    initial_top: nn.Module | None = None,
-    noise: Callable[[str, Tensor], Tensor] | None = None,
-) -> Observation:
-    """The observation of one gradient step on ``images`` ``(n, C, H, W)`` in [0, 1]: the gradient of the mean loss
-    (:func:`fedpriv.attacks.core.labels.label_loss`).
-
-    Other samples, such as rows ``(n, F)``, are taken as they are.
+def observe(net: SplitNet, samples: Tensor, labels: Tensor, threat: ThreatModel = HONEST, *, hidden: bool = False) -> Observation:
+    """The observation of one gradient step on images ``(n, C, H, W)`` in [0, 1], or other samples such as rows ``(n, F)``: the
+    gradient of the mean loss (:func:`fedpriv.attacks.core.labels.label_loss`).
 
     Args:
         labels: ``(n,)``.
         hidden: ``top`` is masked: its gradient is absent, and its weights are known as far as ``threat`` says.
-        initial_top: ``top`` as it was broadcast, for ``ThreatModel(top="initial")``; default: as it is now.
-        noise: applied to each shared tensor before it is sent (name, gradient).
     """
-    threat = threat or ThreatModel()
-    if threat.top not in ("unknown", "initial", "current"):
-        raise ValueError(f"unknown threat model for the top: {threat.top}")
-    centre, spread = (torch.tensor(v, dtype=images.dtype).view(-1, *[1] * (images.ndim - 2)) for v in (mean, std))
-    parameters = dict(net.named_parameters())
     run = in_clients_mode(net)
-    loss = label_loss(run((images - centre) / spread), labels)
-    gradients = dict(zip(parameters, torch.autograd.grad(loss, list(run.parameters())), strict=True))
-    shared = {name: g.detach() for name, g in gradients.items() if not (hidden and name.startswith("top."))}
-    if noise is not None:
-        shared = {name: noise(name, g) for name, g in shared.items()}
-    state = net.state_dict()
-    weights = {name: state[name].detach().clone() for name in state_names(net)}
-    if hidden:
-        tops = {"unknown": {}, "current": dict(net.top.state_dict()), "initial": dict((initial_top or net.top).state_dict())}
-        weights = {name: w for name, w in weights.items() if name.startswith("body.")}
-        weights |= {f"top.{name}": w.detach().clone() for name, w in tops[threat.top].items()}
-    observation = Observation(
-        shared, "gradient", weights, blank(net), tuple(images.shape[1:]), _classes(net, images), threat, mean, std, len(images)
+    loss = label_loss(run(samples), labels)
+    gradients = dict(zip(dict(net.named_parameters()), torch.autograd.grad(loss, list(run.parameters())), strict=True))
+    state, knows_top = net.state_dict(), not hidden or threat.top != "unknown"
+    return Observation(
+        shared={name: g.detach() for name, g in gradients.items() if not (hidden and name.startswith("top."))},
+        kind="gradient",
+        weights={name: state[name].detach().clone() for name in state_names(net) if knows_top or name.startswith("body.")},
+        net=blank(net),
+        input_shape=tuple(samples.shape[1:]),
+        classes=_classes(net, samples),
+        threat=threat,
+        num_examples=len(samples) if threat.num_examples else None,
+        labels=labels.clone() if threat.labels else None,
     )
-    observation = replace(observation, labels=labels.clone()) if threat.labels else observation
-    return observation if threat.num_examples else replace(observation, num_examples=None)
 
 
 def _classes(net: SplitNet, images: Tensor) -> int:

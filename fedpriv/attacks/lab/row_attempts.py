@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.attack import RowAttack, row_attacks
+from fedpriv.attacks.attack import RowAttack, for_audits, row_attacks
 from fedpriv.attacks.core.columns import RowEncoding, made_up_rows
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.row_reconstruction import RowReconstruction
-from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.row_controls import row_controls
-from fedpriv.attacks.lab.trial import NO_CONTROL, Attacker, Attempt, Mounted, NotTried, Task, Trial, difference_reasons
+from fedpriv.attacks.lab.trial import Attacker, Mounted, NotTried, SampleAttempt, SampleTask, Trial, difference_reasons
 from fedpriv.attacks.scoring.row_scores import RowScores, in_order, score_rows, sure_rows
 from fedpriv.attacks.scoring.scores import Rate, wilson
 
@@ -25,32 +23,23 @@ MADE_UP = 300
 
 
 @dataclass(frozen=True)
-class RowAttempt(Attempt[RowAttack, RowReconstruction, RowScores]):
+class RowAttempt(SampleAttempt[RowAttack, RowReconstruction, RowScores]):
     """The result of one attacker on rows.
 
     Attributes:
-        raw: its rows ``(n, F)``, in the order of the true ones; NaN where it found none.
         sure: the rows that are right in every cell, and hardly by chance (:func:`sure_rows`).
     """
 
-    raw: Tensor | None = None
     sure: Rate | None = None
-
-    @property
-    def doubts(self) -> tuple[Reason, ...]:
-        """Why a failure is no evidence; empty if it passed a positive control on messages like these."""
-        passed = any(control.name == "positive" and control.passed for control in self.controls)
-        return self.reasons or (() if passed else (NO_CONTROL,))
 
 
 @dataclass(frozen=True)
-class Rows(Task[RowAttack, RowReconstruction, RowAttempt]):
+class Rows(SampleTask[RowAttack, RowReconstruction, RowAttempt]):
     """Rows to attack, and the messages on them.
 
     Attributes:
-        rows, labels: the truth, ``(n, F)`` as the net takes them and ``(n,)``; attacks are scored against it and never see it.
+        rows: the true ones ``(n, F)``, as the net takes them.
         encoding: of their columns.
-        observe: threat model -> the messages; together they stand for the ``n`` rows, in order.
     """
 
     rows: Tensor
@@ -63,20 +52,10 @@ class Rows(Task[RowAttack, RowReconstruction, RowAttempt]):
         """Rows of such a table that are behind no message ``(o, F)``: made-up ones."""
         return made_up_rows(self.encoding, MADE_UP, torch.Generator().manual_seed(0)).to(self.rows)
 
-    def messages(self, attacker: Attacker[RowAttack]) -> list[list[Observation]]:
-        """All messages in one part, which is cheaper than several."""
-        return [self.observe(attacker.threat)]
-
-    def samples_behind(self, part: Sequence[Observation]) -> int:
-        """See :meth:`Task.samples_behind`."""
-        return len(self.rows) // len(part)
-
     def controls(self, attacker: Attacker[RowAttack], part: Sequence[Observation], seed: int) -> tuple[Control, ...]:
-        """See :func:`run_row_controls`."""
         return run_row_controls(attacker.attack, part[0], self.samples_behind(part), seed)
 
     def not_tried(self, attacker: Attacker[RowAttack], reason: NotTried) -> RowAttempt:
-        """See :meth:`Task.not_tried`."""
         return RowAttempt(attacker, inapplicable=reason.reason, controls=reason.controls)
 
     def judge(self, attacker: Attacker[RowAttack], mounted: Mounted[RowReconstruction], trial: Trial) -> RowAttempt:
@@ -103,16 +82,7 @@ def suited_to_rows(hidden: bool = False) -> list[Attacker[RowAttack]]:
     Args:
         hidden: whether the last layer was not sent.
     """
-    wanted = ("either", "hidden" if hidden else "shared")
-    kinds = sorted(row_attacks().values(), key=lambda kind: (kind.optimises, kind.name))
-    return [
-        row_attacker(kind, {**kind.audit_options}) for kind in kinds if kind.audit_options is not None and kind.head in wanted
-    ]
-
-
-def row_attacker(kind: type[RowAttack], options: dict[str, Any]) -> Attacker[RowAttack]:
-    """The attack with its options, and the threat model of its control."""
-    return Attacker(kind(**options), ThreatModel() if kind.control is None else kind.control.threat)
+    return [Attacker.of(kind, options) for kind, options in for_audits(row_attacks().values(), hidden)]
 
 
 def run_row_controls(attack: RowAttack, observation: Observation, behind: int, seed: int) -> tuple[Control, ...]:
@@ -126,9 +96,7 @@ def run_row_controls(attack: RowAttack, observation: Observation, behind: int, s
     if (setting := attack.control) is None:
         return ()
     if observation.encoding is not None:
-        setting = replace(
-            setting, encoding=observation.encoding, classes=observation.classes, numbers=observation.numbers
-        )
+        setting = replace(setting, encoding=observation.encoding, classes=observation.classes, numbers=observation.numbers)
     if setting.steps and observation.schedule is not None:
         setting = replace(setting, steps=observation.schedule.steps)
     per_message = min(behind, attack.most_rows(observation) or behind)

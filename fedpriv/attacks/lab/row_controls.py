@@ -12,7 +12,7 @@ from fedpriv.attacks.attack import RowAttack
 from fedpriv.attacks.core.columns import made_up_rows
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import mounting, one_thread
-from fedpriv.attacks.lab.control import Control, cached_controls, noise_like, run_control
+from fedpriv.attacks.lab.control import Control, behind_a_message, cached_controls, noise_like, run_control
 from fedpriv.attacks.lab.setting import RowSetting
 from fedpriv.attacks.scoring.row_scores import in_order, score_rows, typical_row
 
@@ -38,15 +38,15 @@ def row_controls(attack: RowAttack, setting: RowSetting, seed: int = 0) -> tuple
 @one_thread()
 @mounting()
 def positive_control(attack: RowAttack, setting: RowSetting = UNDEFENDED, seed: int = 0) -> Control:
-    """Check that the attack recovers as many cells of undefended rows as the setting requires, and at least half of those that the
-    typical row has wrong."""
+    """Check that the attack recovers as many cells of undefended rows as the setting requires, and at least half of those that
+    the typical row has wrong."""
 
     def check() -> tuple[bool, str]:
         messages, rows = _undefended(attack, setting, seed)
         share = _share_right(attack.run(messages, seed).raw, rows, setting, len(messages))
         typical = _share_right(typical_row(setting.encoding).to(rows).expand_as(rows), rows, setting, len(messages))
         needed = max(setting.min_recovery, (1 + typical) / 2)
-        cells = f"{share:.0%} of the cells of {len(rows)} undefended rows{_size(setting)}"
+        cells = f"{share:.0%} of the cells of {len(rows)} undefended rows{behind_a_message(setting.per_message)}"
         return share >= needed, f"{attack.name} recovered {cells} (at least {needed:.0%} needed)"
 
     return run_control("positive", attack.name, "undefended rows", check)
@@ -69,7 +69,7 @@ def negative_control(attack: RowAttack, setting: RowSetting = UNDEFENDED, seed: 
         others = made_up_rows(setting.encoding, len(rows), torch.Generator().manual_seed(seed + 1))
         typical = typical_row(setting.encoding).to(rows).expand_as(rows)
         chance = max(_share_right(guess, rows, setting, len(messages)) for guess in (others, typical))
-        cells = f"{share:.0%} of the cells of {len(rows)} rows from random gradients{_size(setting)}"
+        cells = f"{share:.0%} of the cells of {len(rows)} rows from random gradients{behind_a_message(setting.per_message)}"
         sentence = f"{attack.name} recovered {cells} (guesses without them: {chance:.0%})"
         return share <= chance + CHANCE, sentence
 
@@ -85,7 +85,3 @@ def _undefended(attack: RowAttack, setting: RowSetting, seed: int) -> tuple[list
 def _share_right(raw: Tensor, rows: Tensor, setting: RowSetting, messages: int) -> float:
     """The share of right cells, after the rows of each message are matched to the true ones."""
     return score_rows(in_order(raw, rows, setting.encoding, messages)[0], rows, setting.encoding).cells.share
-
-
-def _size(setting: RowSetting) -> str:
-    return "" if setting.per_message == 1 else f", {setting.per_message} behind one message"

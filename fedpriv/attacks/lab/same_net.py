@@ -9,7 +9,7 @@ attack fails on undefended messages, too, its failure is no evidence for a defen
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -23,7 +23,7 @@ from fedpriv.attacks.core.columns import made_up_rows
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, TextFacts
 from fedpriv.attacks.core.reconstruction import mounting
 from fedpriv.attacks.gradients.multistep import as_gradient
-from fedpriv.attacks.lab.control import Control, run_control
+from fedpriv.attacks.lab.control import Control, behind_a_message, run_control
 from fedpriv.attacks.lab.explained import simulated
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.setting import HALF
@@ -53,23 +53,16 @@ def on_same_net(
         steps: the steps behind a gradient that is the mean of several steps' gradients.
     """
 
-    def check() -> tuple[bool, str]:
-        seen, per_message = observation, observation.num_examples or 1
-        count, generator = _sample_count(per_message), torch.Generator().manual_seed(seed)
-        what, images = "photographs", photographs(count, seen.input_shape, seed)
-        if (public := seen.public) is None:
-            labels = _draw_labels(count, per_message, seen, generator)
-        elif len(public.images) < 2 * count:
-            return False, f"{len(public.images)} public images are too few to try {attack.name} on messages of this net"
-        else:  # with their labels, as the attack may have learned what images of each class look like
-            what, images, labels = "public images", public.images[:count].to(images), public.labels[:count]
-            seen = replace(seen, public=Public(public.images[count:], public.labels[count:]))
-        messages = [message for message, _, _ in _undefended(seen, weights, images, labels, generator, steps)]
-        with mounting():
-            raw = attack.run(messages, seed).raw.to(images)
+    per_message = observation.num_examples or 1
+
+    def judge(raw: Tensor, images: Tensor, what: str) -> tuple[bool, str]:
         recovered = int((errors(raw[match_batches(raw, images, per_message)], images) < RECOVERED).sum())
         needed = f"MSE below {RECOVERED:g}; at least {HALF:.0%} needed"
-        return recovered >= HALF * count, _sentence(attack, recovered, count, what, per_message, needed)
+        return recovered >= HALF * len(images), _sentence(attack, f"{recovered} of {len(images)} {what}", per_message, needed)
+
+    def check() -> tuple[bool, str]:
+        crops, generator = photographs(_sample_count(per_message), observation.input_shape, seed), _generator(seed)
+        return _tried(attack, observation, weights, seed, steps, generator, crops, "photographs", judge)
 
     return run_control("same net", attack.name, TRIED_ON, check)
 
@@ -92,9 +85,9 @@ def sentences_on_same_net(
     def check() -> tuple[bool, str]:
         per_message, text = observation.num_examples or 1, observation.text
         assert text is not None, "it is a control of attacks on text"
-        count, generator = _sample_count(per_message), torch.Generator().manual_seed(seed)
+        count, generator = _sample_count(per_message), _generator(seed)
         ids = made_up([lengths[i % len(lengths)] for i in range(count)], text, frequency, generator)
-        labels = _draw_labels(count, per_message, observation, generator)
+        labels = _draw_labels(count, observation, generator)
         recovered, tried, needed, what = 0, 0, math.ceil(HALF * count), "made-up sentences"
         for message, true, classes in _undefended(observation, weights, ids, labels, generator):
             with mounting():
@@ -107,7 +100,8 @@ def sentences_on_same_net(
             tried += per_message
             if recovered >= needed or recovered + count - tried < needed:
                 break
-        return recovered >= needed, _sentence(attack, recovered, tried, what, per_message, f"{needed} of {count} needed")
+        sentence = _sentence(attack, f"{recovered} of {tried} {what}", per_message, f"{needed} of {count} needed")
+        return recovered >= needed, sentence
 
     return run_control("same net", attack.name, TRIED_ON, check)
 
@@ -121,29 +115,19 @@ def rows_on_same_net(
     Arguments and messages as for :func:`on_same_net`, public rows as its public images.
     """
 
+    per_message, encoding = observation.num_examples or 1, observation.encoding
+    assert encoding is not None, "it is a control of attacks on rows"
+
+    def judge(raw: Tensor, rows: Tensor, what: str) -> tuple[bool, str]:
+        recovered = score_rows(in_order(raw, rows, encoding, len(rows) // per_message)[0], rows, encoding).cells.share
+        needed = (1 + score_rows(typical_row(encoding).expand_as(rows), rows, encoding).cells.share) / 2
+        cells = f"{recovered:.0%} of the cells of {len(rows)} {what}"
+        return recovered >= needed, _sentence(attack, cells, per_message, f"at least {needed:.0%} needed")
+
     def check() -> tuple[bool, str]:
-        seen, per_message, encoding = observation, observation.num_examples or 1, observation.encoding
-        assert encoding is not None, "it is a control of attacks on rows"
-        count, generator = _sample_count(per_message), torch.Generator().manual_seed(seed)
-        what, rows = "made-up rows", made_up_rows(encoding, count, generator)
-        if (public := seen.public) is None:
-            labels = _draw_labels(count, per_message, seen, generator)
-        elif len(public.images) < 2 * count:
-            return False, f"{len(public.images)} public rows are too few to try {attack.name} on messages of this net"
-        else:
-            what, rows, labels = "public rows", public.images[:count].to(rows), public.labels[:count]
-            seen = replace(seen, public=Public(public.images[count:], public.labels[count:]))
-        undefended = [message for message, _, _ in _undefended(seen, weights, rows, labels, generator, steps)]
-        with mounting():
-            raw = attack.run(undefended, seed).raw.to(rows)
-        recovered = score_rows(in_order(raw, rows, encoding, len(undefended))[0], rows, encoding).cells.share
-        typical = score_rows(typical_row(encoding).expand_as(rows), rows, encoding).cells.share
-        needed = (1 + typical) / 2
-        behind = "" if per_message == 1 else f", {per_message} behind one message"
-        return recovered >= needed, (
-            f"from {TRIED_ON}, {attack.name} recovers {recovered:.0%} of the cells of {count} {what}{behind} (at least "
-            f"{needed:.0%} needed)"
-        )
+        generator = _generator(seed)
+        rows = made_up_rows(encoding, _sample_count(per_message), generator)
+        return _tried(attack, observation, weights, seed, steps, generator, rows, "made-up rows", judge)
 
     return run_control("same net", attack.name, TRIED_ON, check)
 
@@ -171,21 +155,51 @@ def undefended(
 ) -> Observation:
     """An undefended message like the observed one on other samples; the order of the batches is drawn."""
     whole = replace(observation, num_examples=len(labels))
-    ((message, _, _),) = _undefended(whole, weights, samples, labels, torch.Generator().manual_seed(seed))
+    ((message, _, _),) = _undefended(whole, weights, samples, labels, _generator(seed))
     return message
+
+
+def _tried(
+    attack: ImageAttack | RowAttack, observation: Observation, weights: Mapping[str, Tensor], seed: int, steps: Schedule | None,
+    generator: torch.Generator, samples: Tensor, what: str, judge: Callable[[Tensor, Tensor, str], tuple[bool, str]],
+) -> tuple[bool, str]:  # fmt: skip
+    """Whether an attack passes the control, and a sentence on it.
+
+    Args:
+        generator: draws labels and the order of the batches.
+        samples: behind the messages, if the attack knows no public ones; ``what``: their name.
+        judge: reconstructions, the samples behind the messages, and their name -> the result.
+    """
+    seen, count = observation, len(samples)
+    if (public := seen.public) is None:
+        labels = _draw_labels(count, seen, generator)
+    elif len(public.images) < 2 * count:
+        of = f"public {attack.modality}s"
+        return False, f"{len(public.images)} {of} are too few to try {attack.name} on messages of this net"
+    else:  # with their labels, as the attack may have learned what samples of each class look like
+        what, samples, labels = f"public {attack.modality}s", public.images[:count].to(samples), public.labels[:count]
+        seen = replace(seen, public=Public(public.images[count:], public.labels[count:]))
+    messages = [message for message, _, _ in _undefended(seen, weights, samples, labels, generator, steps)]
+    with mounting():
+        raw = attack.run(messages, seed).raw
+    return judge(raw.to(samples), samples, what)
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def _sample_count(per_message: int) -> int:
     return max(1, MIN_SAMPLES // per_message) * per_message
 
 
-def _draw_labels(count: int, per_message: int, observation: Observation, generator: torch.Generator) -> Tensor:
+def _draw_labels(count: int, observation: Observation, generator: torch.Generator) -> Tensor:
     """Labels ``(count,)`` that differ within each message as far as there are classes; or standardised numbers."""
     if observation.numbers:
         return torch.randn(count, generator=generator)
-    classes = observation.classes
-    messages = range(count // per_message)
-    return torch.cat([torch.randperm(classes, generator=generator).repeat(per_message)[:per_message] for _ in messages])
+    classes, behind = observation.classes, observation.num_examples or 1
+    messages = range(count // behind)
+    return torch.cat([torch.randperm(classes, generator=generator).repeat(behind)[:behind] for _ in messages])
 
 
 def _undefended(
@@ -215,6 +229,5 @@ def _undefended(
         yield replace(plain, shared=shared), inputs, classes
 
 
-def _sentence(attack: ImageAttack | TextAttack, recovered: int, tried: int, what: str, per_message: int, needed: str) -> str:
-    behind = "" if per_message == 1 else f", {per_message} behind one message"
-    return f"from {TRIED_ON}, {attack.name} recovers {recovered} of {tried} {what}{behind} ({needed})"
+def _sentence(attack: ImageAttack | TextAttack | RowAttack, recovered: str, per_message: int, needed: str) -> str:
+    return f"from {TRIED_ON}, {attack.name} recovers {recovered}{behind_a_message(per_message)} ({needed})"

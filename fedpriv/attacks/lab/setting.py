@@ -9,13 +9,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedpriv.attacks.core.columns import RowEncoding, made_up_rows
+from fedpriv.attacks.core.columns import CategoryColumn, NumberColumn, RowEncoding, made_up_rows
 from fedpriv.attacks.core.labels import targets
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, SplitNet, ThreatModel, in_clients_mode
 from fedpriv.attacks.gradients.local_update import simulate_local_update
 from fedpriv.attacks.lab.images import default_images, digits
 from fedpriv.attacks.lab.nets import observe, one_for_each, perceptron, reference_victim
-from fedpriv.attacks.lab.tables import EXAMPLE
 
 Alter = Callable[[Observation, Tensor, int], Mapping[str, Tensor]]
 """See :meth:`fedpriv.attacks.attack.Attack.alter`."""
@@ -24,6 +23,20 @@ PUBLIC = 200
 LEARNED = 1000
 """Number of public rows that an attack learns from in controls."""
 HALF = 0.5
+EXAMPLE = RowEncoding(
+    (
+        NumberColumn("age", 47.0, 16.0),
+        NumberColumn("weight", 75.0, 14.0),
+        NumberColumn("visits", 3.0, 2.5),
+        NumberColumn("creatinine", 1.1, 0.4, gaps=True),
+        CategoryColumn("sex", ("f", "m")),
+        CategoryColumn("smoker", ("never", "former", "current")),
+        CategoryColumn("admission", ("emergency", "elective", "transfer", "birth")),
+        CategoryColumn("ward", tuple("abcdefgh")),
+        CategoryColumn("diagnosis", tuple(f"D{number:02}" for number in range(12))),
+    )
+)
+"""The columns of a small table of patients. Creatinine is missing now and then; the categories have 2 to 12 levels."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +73,8 @@ class Setting:
     targeted: bool = False
 
     def with_batch_norm(self) -> Setting:
-        """This setting with a reference victim that normalises by the batch. That nearly cancels an image's contrast and brightness,
-        so at most half of the images must be recovered."""
+        """This setting with a reference victim that normalises by the batch. That nearly cancels an image's contrast and
+        brightness, so at most half of the images must be recovered."""
         return replace(self, net="reference", batch_norm=True, min_recovery=min(self.min_recovery, HALF))
 
     def truth(self, seed: int) -> tuple[Tensor, Tensor]:
@@ -179,9 +192,8 @@ class RowSetting:
             alter: how a malicious server alters the weights; it gets other rows of the table.
         """
         messages, granted = [], self.granted(seed)
-        for number, some in enumerate(
-            zip(torch.split(rows, self.per_message), torch.split(labels, self.per_message), strict=True)
-        ):
+        parts = zip(torch.split(rows, self.per_message), torch.split(labels, self.per_message), strict=True)
+        for number, some in enumerate(parts):
             net = self._net(seed + number if granted is None else seed)
             message = self._observed(net, *some)
             if alter is not None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Generic, TypeVar
+
+from torch import Tensor
 
 from fedpriv.attacks.attack import Attack, Result
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable, mounting
 from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.lab.control import Control
-from fedpriv.attacks.lab.setting import RowSetting, Setting
+from fedpriv.attacks.lab.setting import RowSetting, Setting, TextSetting
 
 AttackT = TypeVar("AttackT", bound=Attack[Any], covariant=True)
 Scores = TypeVar("Scores")
@@ -31,6 +33,12 @@ class Attacker(Generic[AttackT]):
     attack: AttackT
     threat: ThreatModel = ThreatModel()  # noqa: RUF009 (frozen)
     what: str = ""
+
+    @classmethod
+    def of(cls, kind: type[AttackT], options: Mapping[str, Any]) -> Attacker[AttackT]:
+        """An attack with its options, and the threat model of its control."""
+        control = kind.control
+        return cls(kind(**options), ThreatModel() if control is None or isinstance(control, TextSetting) else control.threat)
 
     @property
     def name(self) -> str:
@@ -51,7 +59,7 @@ def mount(attacker: Attacker[Any], observed: Sequence[Observation], seed: int) -
 
 @dataclass(frozen=True)
 class Attempt(Generic[AttackT, Result, Scores]):
-    """The result of one attacker on a target; the base class of those on images and on texts.
+    """The result of one attacker on a target.
 
     Attributes:
         reconstruction: ``None`` where the attack was not run.
@@ -80,6 +88,27 @@ class Attempt(Generic[AttackT, Result, Scores]):
     def status(self, succeeded: bool) -> Status:
         """The status of an attack that found more than guesses would (``succeeded``), or did not."""
         return Status.of(succeeded, self.doubts) if self.inapplicable is None else Status.not_run(self.inapplicable)
+
+
+@dataclass(frozen=True)
+class SampleAttempt(Attempt[AttackT, Result, Scores]):
+    """The result of one attacker on images or rows.
+
+    Attributes:
+        raw: the samples that it found ``(n, ...)``, in the order of the true ones; NaN where it found none.
+    """
+
+    raw: Tensor | None = None
+
+    @property
+    def passed_positive(self) -> bool:
+        """Whether it passed a positive control."""
+        return any(control.name == "positive" and control.passed for control in self.controls)
+
+    @property
+    def doubts(self) -> tuple[Reason, ...]:
+        """Why a failure is no evidence; empty if it passed a positive control on messages like these."""
+        return self.reasons or (() if self.passed_positive else (NO_CONTROL,))
 
 
 def difference_reasons(clauses: Iterable[str]) -> tuple[Reason, ...]:
@@ -242,3 +271,22 @@ class Task(Generic[AttackT, Result, AttemptT]):
 
     def _reach(self, attacker: Attacker[AttackT], part: Sequence[Observation]) -> Reason | None:
         return out_of_reach(attacker.attack, self.samples_behind(part), part[0].schedule)
+
+
+class SampleTask(Task[AttackT, Result, AttemptT]):
+    """Images or rows to attack, and the messages on them.
+
+    Attributes:
+        labels: the true ones ``(n,)``; attacks are scored against the truth and never see it.
+        observe: threat model -> the messages; together they stand for the ``n`` samples, in order.
+    """
+
+    labels: Tensor
+    observe: Callable[[ThreatModel], list[Observation]]
+
+    def messages(self, attacker: Attacker[AttackT]) -> list[list[Observation]]:
+        """All messages in one part, which is cheaper than several."""
+        return [self.observe(attacker.threat)]
+
+    def samples_behind(self, part: Sequence[Observation]) -> int:
+        return len(self.labels) // len(part)

@@ -11,23 +11,21 @@ step's gradient.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.attack import ImageAttack, register
+from fedpriv.attacks.attack import ByMessage, register
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.options import ranged
-from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction, SingleReconstruction, together
+from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction, SingleReconstruction, filled
 from fedpriv.attacks.gradients.analytic import CERTAIN, invertible_layers
 from fedpriv.attacks.gradients.linear import output_layer
-from fedpriv.attacks.gradients.matching import build_case
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.image.direct import Analytic
-from fedpriv.attacks.image.dlg import Dlg, robust_dlg
+from fedpriv.attacks.image.heads import KnownHead
 from fedpriv.attacks.inference.labels import batch_labels, clipped_to
 from fedpriv.attacks.lab.setting import HALF, Setting
 from fedpriv.attacks.malicious.adapted import not_adapted
@@ -40,7 +38,7 @@ ALONE = 1e-3
 
 @register("fishing")
 @dataclass(frozen=True)
-class Fishing(ImageAttack):
+class Fishing(ByMessage):
     """Malicious server: the head lets only the samples of one class into the gradient, which are then reconstructed.
 
     Attributes:
@@ -61,7 +59,6 @@ class Fishing(ImageAttack):
 
     @staticmethod
     def check(observation: Observation) -> None:
-        """See :class:`fedpriv.attacks.attack.Attack`."""
         if output_layer(observation).bias is None:
             raise Inapplicable("the last layer has no bias, which fishing sets")
         if observation.num_examples is None:
@@ -75,11 +72,9 @@ class Fishing(ImageAttack):
 
     @staticmethod
     def harder(observation: Observation) -> str | None:
-        """See :class:`fedpriv.attacks.attack.Attack`."""
         return not_adapted(observation)
 
     def alter(self, observation: Observation, public: Tensor, seed: int = 0) -> dict[str, Tensor]:
-        """See :meth:`fedpriv.attacks.attack.Attack.alter`."""
         self.check(observation)
         layer = output_layer(observation)
         target = self._target(observation)
@@ -89,13 +84,6 @@ class Fishing(ImageAttack):
         bias[target] = -self.below
         return {f"{layer.name}.weight": weight, f"{layer.name}.bias": bias}
 
-    def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :meth:`fedpriv.attacks.attack.Attack.run`.
-
-        The loss is that of the attack that reconstructs the class. Images of other classes are NaN.
-        """
-        return together(observations, lambda observation: self._single(observation, seed))
-
     def _target(self, observation: Observation) -> int:
         if self.target >= observation.classes:
             raise Inapplicable(f"the target {self.target} is none of the {observation.classes} classes")
@@ -104,16 +92,14 @@ class Fishing(ImageAttack):
         counts = torch.bincount(batch_labels(observation).cpu(), minlength=observation.classes)
         return int(torch.where(counts > 0, counts, counts.max() + 1).argmin())
 
-    def _single(self, observation: Observation, seed: int) -> SingleReconstruction:
-        alone = self.caught(observation)
-        result = _read_off(alone, seed)
-        if result is None:
-            result = robust_dlg(Dlg(self.steps, self.restarts), build_case([alone], bounded=True), False, seed, known_top=True)
-        n, images = observation.num_examples or 1, result.raw
-        rest = images.new_full((n - len(images), *observation.input_shape), torch.nan)
-        assert alone.labels is not None
-        labels = torch.cat([alone.labels, alone.labels.new_full((len(rest),), -1)])
-        return SingleReconstruction(torch.cat([images, rest]), labels, result.curve[:, 0].tolist(), (float(result.loss),))
+    def single(self, observation: Observation, seed: int) -> SingleReconstruction:
+        """The loss is that of the attack that reconstructs the class. Images of other classes are NaN."""
+        alone, n = self.caught(observation), observation.num_examples or 1
+        result = _read_off(alone, seed) or KnownHead(self.steps, self.restarts).run([alone], seed)
+        labels = torch.full((n,), -1)
+        assert alone.labels is not None, "those of the target class"
+        labels[: len(result.raw)] = alone.labels
+        return SingleReconstruction(filled(result.raw, n), labels, result.curve[:, 0].tolist(), (float(result.loss),))
 
     def caught(self, observation: Observation) -> Observation:
         """The message as one of the samples of the target class alone, without the head's gradient.

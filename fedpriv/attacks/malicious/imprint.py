@@ -12,7 +12,6 @@ weights are small, and the third layer is scaled to the length of training.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedpriv.attacks.attack import ImageAttack, register
+from fedpriv.attacks.attack import ByMessage, register
 from fedpriv.attacks.core.observation import Observation, ThreatModel
-from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction, SingleReconstruction, together
+from fedpriv.attacks.core.reconstruction import Inapplicable, SingleReconstruction, filled
 from fedpriv.attacks.gradients.analytic import CERTAIN
 from fedpriv.attacks.gradients.linear import denormalise_images, known_net, normalise_images, weight_dtype
 from fedpriv.attacks.gradients.multistep import as_gradient, response, rounding
@@ -61,7 +60,7 @@ class Chain:
 
 @register("imprint")
 @dataclass(frozen=True)
-class Imprint(ImageAttack):
+class Imprint(ByMessage):
     """Malicious server: the first linear layer becomes a histogram; a sample that is alone in its bin is read off exactly.
 
     Attributes:
@@ -100,19 +99,16 @@ class Imprint(ImageAttack):
 
     @staticmethod
     def check(observation: Observation) -> None:
-        """See :class:`fedpriv.attacks.attack.Attack`."""
         _sent_whole(observation, chain_of(observation))
 
     @staticmethod
     def harder(observation: Observation) -> str | None:
-        """See :class:`fedpriv.attacks.attack.Attack`."""
         first = chain_of(observation).first
         rows, images = len(observation.weights[f"{first}.weight"]), observation.num_examples or 0
         few = f"{first!r} has {rows} rows for {images} images, and in its control there are at least twice as many rows"
         return "; ".join(filter(None, (few if rows < 2 * images else None, not_adapted(observation)))) or None
 
     def alter(self, observation: Observation, public: Tensor, seed: int = 0) -> dict[str, Tensor]:
-        """See :meth:`fedpriv.attacks.attack.Attack.alter`."""
         chain, weights = chain_of(observation), observation.weights
         draw = torch.Generator().manual_seed(seed)
         rows, width = weights[f"{chain.first}.weight"].shape
@@ -146,15 +142,10 @@ class Imprint(ImageAttack):
             altered[f"{chain.third}.weight"] = min(self.later / _length(observation, f"{chain.third}.weight"), LARGEST) * third
         return {name: tensor.to(weights[name]).contiguous() for name, tensor in altered.items() if name in weights}
 
-    def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :meth:`fedpriv.attacks.attack.Attack.run`.
-
-        The loss is the share of samples without a candidate image; their rows are NaN. For a message that states no number of
+    def single(self, observation: Observation, seed: int) -> SingleReconstruction:
+        """The loss is the share of samples without a candidate image; their rows are NaN. For a message that states no number of
         samples, all candidates are returned, and the loss assumes that there were no other samples.
         """
-        return together(observations, self._single)
-
-    def _single(self, observation: Observation) -> SingleReconstruction:
         chain, seen = chain_of(observation), as_gradient(observation)
         _sent_whole(observation, chain)
         rows = observation.weights[f"{chain.first}.weight"].double().cpu()
@@ -167,20 +158,18 @@ class Imprint(ImageAttack):
         strength = divisor.abs() / divisor.abs().max().clamp(min=1e-300)
         name = f"{chain.first}.bias"
         error = (2 * (seen.altered.variance.get(name, 0.0) + rounding(observation, name) ** 2)) ** 0.5
-        filled = ((strength > self.weakest) & (divisor.abs() > CERTAIN * error)).nonzero()[:, 0]
-        inputs = between[filled] / divisor[filled, None]
+        occupied = ((strength > self.weakest) & (divisor.abs() > CERTAIN * error)).nonzero()[:, 0]
+        inputs = between[occupied] / divisor[occupied, None]
         images = denormalise_images(observation, inputs.reshape(-1, *observation.input_shape))
         fits = ((images >= -self.slack) & (images <= 1 + self.slack)).flatten(1).double().mean(1) >= self.in_range
         # Training moves the edges, so a sample may come out of the bins beside its own, too.
-        away = (torch.searchsorted(edges, inputs @ direction) - 1 - filled).abs()
-        images, away, strength = images[fits], away[fits], strength[filled][fits]
-        distinct = images[_distinct(images, away, strength, self.same)[: observation.num_examples]].to(
-            weight_dtype(observation)[1]
-        )
+        away = (torch.searchsorted(edges, inputs @ direction) - 1 - occupied).abs()
+        images, away, strength = images[fits], away[fits], strength[occupied][fits]
+        credible = _distinct(images, away, strength, self.same)[: observation.num_examples]
+        distinct = images[credible].to(weight_dtype(observation)[1])
         n = observation.num_examples or len(distinct)
         loss = 1 - len(distinct) / max(n, 1)
-        rest = distinct.new_full((n - len(distinct), *observation.input_shape), torch.nan)
-        return SingleReconstruction(torch.cat([distinct, rest]), torch.full((n,), -1), [loss], (loss,))
+        return SingleReconstruction(filled(distinct, n), torch.full((n,), -1), [loss], (loss,))
 
 
 def _length(observation: Observation, name: str) -> float:

@@ -66,9 +66,7 @@ class TokenImprint(TextAttack):
     tolerance: float = 0.02
 
     def alter(self, observation: Observation, public: Tensor, seed: int = 0) -> dict[str, Tensor]:
-        """See :meth:`fedpriv.attacks.attack.Attack.alter`.
-
-        Args:
+        """Args:
             public: token ids of other texts ``(m, L)``, for the quantiles of the statistic.
 
         Raises:
@@ -99,7 +97,7 @@ class TokenImprint(TextAttack):
         return {name: tensor.to(weights[name]).contiguous() for name, tensor in altered.items()}
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
-        """See :meth:`fedpriv.attacks.attack.Attack.run`. Each word counts once at each of its positions."""
+        """Each word counts once at each of its positions."""
         began = time.process_time()
         hits_by_message = [self.find(observation) for observation in observations]
         counts = torch.stack([hits.long().sum(1) for hits in hits_by_message])

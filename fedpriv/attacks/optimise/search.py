@@ -23,6 +23,8 @@ RESTARTS = 12
 STALLED = (10, 0.05)
 """(outer steps, share): an L-BFGS start ends if its loss fell by less than this share in so many steps. In that time the loss of
 starts that recover an image falls by a fifth or more, that of others (noise, wrong minima) hardly at all."""
+BETAS, RECORD = (0.9, 0.999), 20
+"""Of Adam; steps between entries of its curve."""
 SETTLED = 0.25
 """The same share for starts that have succeeded by their own loss, whose pixels hardly change any more."""
 
@@ -65,17 +67,10 @@ Start = Callable[[torch.Generator], Tensor]
 
 
 def lbfgs(
-    objective: Function,
-    x: Tensor,
-    options: LbfgsOptions,
-    steps: int,
-    enough: float = 0.0,
-    give_up: tuple[int, float | Tensor] = (0, 0.0),
-    stalled: tuple[int, float] = (0, 0.0),
-    scale: float = 1.0,
-    of: Tensor | None = None,
-    succeeded: float = 0.0,
-) -> SolverResult:
+    objective: Function, x: Tensor, options: LbfgsOptions, steps: int, enough: float = 0.0,
+    give_up: tuple[int, float | Tensor] = (0, 0.0), stalled: tuple[int, float] = (0, 0.0), scale: float = 1.0,
+    of: Tensor | None = None, succeeded: float = 0.0,
+) -> SolverResult:  # fmt: skip
     """L-BFGS with at most ``steps`` outer steps; a problem stops when its loss is at most ``enough``.
 
     Args:
@@ -123,15 +118,14 @@ def lbfgs(
 
 def adam(
     objective: Objective, x: Tensor, lr: float, steps: int, signed: bool = False, milestones: tuple[float, ...] = (),
-    betas: tuple[float, float] = (0.9, 0.999), record: int = 20, enough: float = 0.0,
+    enough: float = 0.0,
 ) -> SolverResult:  # fmt: skip
     """Adam on all problems at once (they do not interact); keeps each problem's point with the smallest loss.
 
     Args:
         signed: use only the sign of the gradient (Geiping et al. 2020).
         milestones: shares of the steps at which the learning rate falls to a tenth.
-        record: number of steps between entries of the curve.
-        enough: stop when all losses are at most this, checked when an entry is recorded.
+        enough: stop when all losses are at most this, checked every :data:`RECORD` steps.
     """
     x, first, second = x.clone(), torch.zeros_like(x), torch.zeros_like(x)
     best, least = x.clone(), x.new_full((len(x),), torch.inf)
@@ -142,16 +136,16 @@ def adam(
             value, gradient = objective(rows, x)
             better = value < least
             best[better], least[better] = x[better], value[better]
-            if step % record == 1 or record == 1:
+            if step % RECORD == 1:
                 curve.append(value)
                 if bool((least <= enough).all()):
                     break
             gradient = gradient.sign() if signed else gradient
-            first = torch.lerp(gradient, first, betas[0])
-            second = torch.lerp(gradient.square(), second, betas[1])
+            first = torch.lerp(gradient, first, BETAS[0])
+            second = torch.lerp(gradient.square(), second, BETAS[1])
             rate = lr * 0.1 ** sum(step > share * steps for share in milestones)
-            size = rate / (1 - betas[0] ** step)
-            x = x - size * first / ((second / (1 - betas[1] ** step)).sqrt() + 1e-8)
+            size = rate / (1 - BETAS[0] ** step)
+            x = x - size * first / ((second / (1 - BETAS[1] ** step)).sqrt() + 1e-8)
     value, _ = objective(rows, x)
     better = value < least
     best[better], least[better] = x[better], value[better]
@@ -159,31 +153,22 @@ def adam(
 
 
 @dataclass
-class SearchResult:
-    """The best result over all starts, per problem; fields as of :class:`SolverResult`.
+class SearchResult(SolverResult):
+    """The best result over all starts, per problem.
 
     Attributes:
         iterations: of all starts together ``(n,)``.
         restart: the start that gave the result, from 0 ``(n,)``.
     """
 
-    x: Tensor
-    loss: Tensor
-    curve: Tensor
-    iterations: Tensor
     restart: Tensor
     cpu_seconds: float
 
 
 def search(
-    objective: Objective,
-    start: Start,
-    solve: Solve,
-    seed: int,
-    restarts: int = 0,
-    failed: float = 0.0,
+    objective: Objective, start: Start, solve: Solve, seed: int, restarts: int = 0, failed: float = 0.0,
     batch_restarts: bool = False,
-) -> SearchResult:
+) -> SearchResult:  # fmt: skip
     """Solve every problem, and restart those whose loss is above ``failed`` up to ``restarts`` times.
 
     A start depends only on ``seed`` and the indices of its problem and restart.
@@ -207,9 +192,7 @@ def search(
         tries = torch.arange(attempt, min(attempt + ahead, restarts + 1))
         numbers = f"{attempt + 1}" if len(tries) == 1 else f"{attempt + 1} to {attempt + len(tries)}"
         pairs = zip(
-            torch.split(failing.repeat(len(tries)), most),
-            torch.split(tries.repeat_interleave(len(failing)), most),
-            strict=True,
+            torch.split(failing.repeat(len(tries)), most), torch.split(tries.repeat_interleave(len(failing)), most), strict=True
         )
         for rows, which in pairs:
             generators = [

@@ -30,16 +30,9 @@ from fedpriv.attacks.attack import RowAttack, register
 from fedpriv.attacks.core.columns import RowEncoding
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.options import ranged
-from fedpriv.attacks.core.reconstruction import Inapplicable, require_labels
+from fedpriv.attacks.core.reconstruction import Inapplicable, filled, require_labels
 from fedpriv.attacks.core.row_reconstruction import RowReconstruction
-from fedpriv.attacks.gradients.analytic import (
-    AnalyticOptions,
-    invertible_layers,
-    require_invertible_layers,
-    row_ratios,
-    single_sample,
-    why_empty,
-)
+from fedpriv.attacks.gradients.analytic import invertible_layers, require_invertible_layers, row_ratios, single_sample, why_empty
 from fedpriv.attacks.gradients.linear import is_rectified
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.gradients.spear import SpearOptions, rectified_layer, unmix
@@ -58,7 +51,7 @@ SAME = 1e-2
 
 @register("closed-form")
 @dataclass(frozen=True)
-class ClosedForm(AnalyticOptions, RowAttack):
+class ClosedForm(RowAttack):
     """Rows read off the first shared linear layer where it is fed the row: quotients, the gradient's span, sparse columns.
 
     Attributes:
@@ -73,10 +66,10 @@ class ClosedForm(AnalyticOptions, RowAttack):
     starts: int = SpearOptions.starts
     most: int = ranged(16, 1, 1000)
 
-    def run(self, observations: Sequence[Observation], seed: int = 0) -> RowReconstruction:
-        """See :meth:`fedpriv.attacks.attack.Attack.run`.
+    empty = staticmethod(why_empty)
 
-        The loss is the share of rows that are not exact ones. If fewer rows are found than there are, the rest is NaN; if the
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> RowReconstruction:
+        """The loss is the share of rows that are not exact ones. If fewer rows are found than there are, the rest is NaN; if the
         number is not known, those are returned that are exact.
         """
         began = time.process_time()
@@ -89,13 +82,12 @@ class ClosedForm(AnalyticOptions, RowAttack):
 
     @classmethod
     def most_rows(cls, observation: Observation) -> int | None:
-        """See :class:`fedpriv.attacks.attack.RowAttack`: half of the entries that are independent (measured on four tables)."""
+        """Half of the entries that are independent (measured on four tables)."""
         encoding = require_encoding(observation)
         return max(1, min(cls.max_batch, (encoding.width - len(encoding.categories)) // 2))
 
     @staticmethod
     def check(observation: Observation) -> None:
-        """See :class:`fedpriv.attacks.attack.Attack`."""
         require_encoding(observation)
         layer, kind = require_invertible_layers(observation)[0]
         if not kind.is_image:
@@ -103,18 +95,12 @@ class ClosedForm(AnalyticOptions, RowAttack):
 
     @staticmethod
     def harder(observation: Observation) -> str | None:
-        """See :class:`fedpriv.attacks.attack.Attack`."""
         gradient = as_gradient(observation)
         first = invertible_layers(gradient)[0][0].name
         encoding, samples = require_encoding(observation), observation.num_examples
         if samples == 1 or (samples is not None and samples <= determined_by(encoding)) or is_rectified(gradient, first):
             return None
         return f"no ReLU follows {first!r}, so that every row behind a message moves every neuron"
-
-    @staticmethod
-    def empty(observation: Observation) -> str | None:
-        """See :class:`fedpriv.attacks.attack.Attack`."""
-        return why_empty(observation)
 
     def _reconstruct(self, observation: Observation, seed: int) -> tuple[Tensor, Tensor]:
         """The rows ``(m, F)`` behind a message, and their labels ``(m,)``."""
@@ -123,8 +109,8 @@ class ClosedForm(AnalyticOptions, RowAttack):
         if why_empty(observation):
             return torch.full((n or 1, encoding.width), torch.nan), torch.full((n or 1,), -1)
         if n == 1:
-            return single_sample(observation, self.undo_decay)[0][0].values, single_label(observation)
-        candidates = row_ratios(observation, self)[0]
+            return single_sample(observation)[0][0].values, single_label(observation)
+        candidates = row_ratios(observation)[0]
         rows, labels = counted(observation, candidates.values[candidates.plausible])
         others = [candidates.values[~candidates.plausible]]
         for find in (self._in_span, self._sparse):
@@ -138,11 +124,10 @@ class ClosedForm(AnalyticOptions, RowAttack):
                 others.insert(0, recovered[~is_exact])
         if n is None:
             return rows, labels
-        filled = torch.cat([rows, *others, rows.new_full((n, encoding.width), torch.nan)])[:n]
-        return filled, torch.cat([labels, labels.new_full((n,), -1)])[:n]
+        return filled(torch.cat([rows, *others]), n), torch.cat([labels, labels.new_full((n,), -1)])[:n]
 
     def _in_span(self, observation: Observation, encoding: RowEncoding, seed: int) -> Tensor:
-        gradient = as_gradient(observation, self.undo_decay)
+        gradient = as_gradient(observation)
         layer = invertible_layers(gradient)[0][0]
         error = gradient.altered.variance.get(f"{layer.name}.weight", 0.0) ** 0.5
         return rows_in_span(layer, encoding, error)

@@ -31,8 +31,8 @@ def label_counts(observation: Observation, rows: Tensor) -> Tensor:
     gradient's scale is not known, counts are relative to the largest.
 
     Raises:
-        Inapplicable: labels are numbers, the attacker does not know all of the net, or no counts explain the gradient, as rows are missing or it is
-            that of several steps.
+        Inapplicable: labels are numbers, the attacker does not know all of the net, or no counts explain the gradient: rows are
+            missing, or it is that of several steps.
     """
     require_labels(observation)
     check_simulation(observation)

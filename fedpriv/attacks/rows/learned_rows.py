@@ -4,8 +4,8 @@ The attacker has public rows of the same table, simulates the messages of client
 defence (:mod:`fedpriv.attacks.image.learned_inversion`), and trains a net to map messages to rows. What noise or pruning removed,
 the net fills in from what such rows look like.
 
-Differs from the paper, besides what differs for images: the net gives a distribution for each cell, over levels, or over a grid of
-numbers, whose mean around the likeliest step is the cell. Where public rows are few, crossings of two of them are learned, too.
+Differs from the paper, besides what differs for images: the net gives a distribution for each cell, over levels, or over a grid
+of numbers, whose mean around the likeliest step is the cell. Where public rows are few, crossings of two are learned, too.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ class LearnedRows(LearningOptions, RowAttack):
 
     @staticmethod
     def check(observation: Observation) -> None:
-        """See :meth:`fedpriv.attacks.attack.Attack.check`."""
         require_encoding(observation)
         if observation.public is None:
             raise Inapplicable("it needs public rows of the same table, with labels, and there are none")
@@ -61,7 +60,7 @@ class LearnedRows(LearningOptions, RowAttack):
         check_simulation(observation)
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> RowReconstruction:
-        """See :meth:`fedpriv.attacks.attack.Attack.run`. The loss is that of the last training step."""
+        """The loss is that of the last training step."""
         began, n = time.process_time(), len(observations)
         for observation in observations:
             self.check(observation)
@@ -135,8 +134,8 @@ class Grids:
         return torch.stack([F.cross_entropy(given, true) for given, true in pairs]).mean()
 
     def rows(self, outputs: Tensor) -> Tensor:
-        """The rows ``(n, F)`` of outputs ``(n, T)``: probabilities of levels; of numbers the mean over the likeliest three steps in
-        succession, or missing, if that is likelier."""
+        """The rows ``(n, F)`` of outputs ``(n, T)``: probabilities of levels; of numbers the mean over the likeliest three steps
+        in succession, or missing, if that is likelier."""
         rows = outputs.new_zeros(len(outputs), self.encoding.width)
         parts = torch.split(outputs, self.sizes, 1)
         for column, at, steps, part in zip(self.encoding.columns, self.encoding.entries, self.steps, parts, strict=True):

@@ -79,12 +79,11 @@ class TabLeak(RowAttack):
 
     @staticmethod
     def check(observation: Observation) -> None:
-        """See :class:`fedpriv.attacks.attack.Attack`."""
         require_encoding(observation)
         require_labels(observation)
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> RowReconstruction:
-        """See :meth:`fedpriv.attacks.attack.Attack.run`. The loss is the cosine distance of the rows that are returned."""
+        """The loss is the cosine distance of the rows that are returned."""
         began = time.process_time()
         encoding = require_encoding(observations[0])
         case = build_case(observations, bounded=True, scale_free=True)

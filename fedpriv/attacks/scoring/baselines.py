@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+CHUNK = 256
+
 
 def grey(true: Tensor) -> Tensor:
     """A flat image of 0.5."""
@@ -31,10 +33,10 @@ def class_mean(true: Tensor, labels: Tensor, reference: Tensor, reference_labels
     return means
 
 
-def nearest(true: Tensor, reference: Tensor, chunk: int = 256) -> Tensor:
+def nearest(true: Tensor, reference: Tensor) -> Tensor:
     """The nearest reference image of each image: an upper bound for copying, as the choice uses the true image."""
     flat = reference.flatten(1)
-    index = torch.cat([torch.cdist(part.flatten(1), flat).argmin(1) for part in torch.split(true, chunk)])
+    index = torch.cat([torch.cdist(part.flatten(1), flat).argmin(1) for part in torch.split(true, CHUNK)])
     return reference[index]
 
 

@@ -14,7 +14,7 @@ from scipy.stats import binom
 from torch import Tensor
 
 from fedpriv.attacks.core.columns import CategoryColumn, RowEncoding
-from fedpriv.attacks.scoring.scores import Rate, wilson
+from fedpriv.attacks.scoring.scores import Rate, right_labels, wilson
 
 TOLERANCE = 0.319
 """Largest error of a right number, in deviations of its column. A quarter of normally distributed numbers are as near to their
@@ -107,19 +107,17 @@ def score_rows(
     raw: Tensor, true: Tensor, encoding: RowEncoding, guessed: Tensor | None = None, labels: Tensor | None = None
 ) -> RowScores:
     """All scores; rows of one message must first be put in order (:func:`in_order`)."""
-    right = None
-    if guessed is not None and labels is not None and bool((guessed >= 0).any()):
-        right = wilson(int((guessed == labels).sum()), len(true))
-    return RowScores(right_cells(raw, true, encoding), tuple(column.name for column in encoding.columns), right)
+    names = tuple(column.name for column in encoding.columns)
+    return RowScores(right_cells(raw, true, encoding), names, right_labels(guessed, labels))
 
 
 def sure_rows(raw: Tensor, shown: Tensor, true: Tensor, others: Tensor, encoding: RowEncoding, messages: int) -> Tensor:
     """Which rows are right in every cell, and hardly by chance ``(n,)``.
 
-    A message that says nothing of its rows is as near to ``others``. Either so many rows are right that chance hardly makes as
-    many of others right (binomial); or the row's numbers are nearer to the true ones than chance makes those of any of ``n``
-    others (:func:`_nearer`). All rows of a target count if all are right: of few rows with few cells, not even exact ones could
-    be significant.
+    ``others`` show how often rows are right by chance: a message that says nothing of its own rows is as near to these. There
+    are two tests. Either more rows are right than chance explains (binomial), and all of them count; or a row counts whose
+    numbers are so near to the true ones that chance hardly makes one of ``n`` rows as near (:func:`_nearer`). If all rows of a
+    target are right, they count without a test: few rows with few cells could not pass one.
 
     Args:
         raw: the rows that an attack shows ``(m, F)``, as many for each message.
@@ -141,11 +139,12 @@ def sure_rows(raw: Tensor, shown: Tensor, true: Tensor, others: Tensor, encoding
 
 
 def _nearer(row: Tensor, true: Tensor, others: Tensor, encoding: RowEncoding) -> float:
-    """How rare it is that numbers within the tolerance of a row ``(F,)`` are all as near as the true ones, or in the same step.
+    """The chance that a row which is right within the tolerance is by luck as near to this row ``(F,)`` as the true one is.
 
-    Numbers of a column are as likely anywhere within the tolerance, in steps of the smallest difference of two of them; numbers
-    that many rows have are as likely as others have them. Columns count once where they determine each other: as many count as
-    the others' numbers have directions that are wider than the tolerance.
+    It is the product over the columns of numbers. In each, a number is as likely anywhere within the tolerance, but takes steps:
+    the smallest difference between two numbers of the column. Numbers that many rows share are as likely as they are frequent
+    among the others. Columns that determine each other count once: the product is reduced to the number of directions in which
+    the others vary by more than the tolerance.
     """
     there = [
         at.start
@@ -166,23 +165,8 @@ def _nearer(row: Tensor, true: Tensor, others: Tensor, encoding: RowEncoding) ->
     return float(share ** (int((spread > TOLERANCE**2).sum()) / len(there)))
 
 
-def typical_row(encoding: RowEncoding, reference: Tensor | None = None) -> Tensor:
-    """The baseline without a message ``(F,)``: the mean of each number, and the mode of each category.
-
-    Args:
-        reference: rows ``(m, F)`` for means and modes; ``None``: those of the encoding, whose levels begin with the most frequent
-            one.
-    """
+def typical_row(encoding: RowEncoding) -> Tensor:
+    """The baseline without a message ``(F,)``: the mean of each number, and the most frequent level of each category."""
     row = torch.zeros(encoding.width)
-    for column, at in zip(encoding.columns, encoding.entries, strict=True):
-        if isinstance(column, CategoryColumn):
-            place = 0 if reference is None else int(reference[:, at].sum(0).argmax())
-            row[at.start + place] = 1.0
-        elif reference is not None:
-            values = reference[:, at]
-            there = values[:, 1] <= 0.5 if column.gaps else torch.ones(len(values), dtype=torch.bool)
-            if 2 * int(there.sum()) < len(values):
-                row[at.stop - 1] = 1.0
-            else:
-                row[at.start] = values[there, 0].mean()
+    row[[at.start for at in encoding.categories]] = 1.0
     return row

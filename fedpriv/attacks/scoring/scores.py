@@ -16,8 +16,8 @@ from fedpriv.attacks.scoring.feature_distance import feature_distance
 from fedpriv.attacks.scoring.perceptual import Missing, lpips
 
 THRESHOLDS = (1e-2, 1e-3, 1e-4)
-"""Mean squared errors below which an image counts as recovered, loosest first: the loosest is that of verdicts. A grey image scores
-about 0.03 to 0.09."""
+"""Mean squared errors below which an image counts as recovered. The first, which is the loosest, is that of verdicts. A grey
+image scores about 0.03 to 0.09."""
 
 RECOVERED = THRESHOLDS[0]
 """The threshold of controls, tables and verdicts."""
@@ -45,7 +45,7 @@ def psnr(raw: Tensor, true: Tensor) -> Tensor:
     return -10 * mse(raw, true).log10()
 
 
-def ssim(raw: Tensor, true: Tensor, window: int = 11, sigma: float = 1.5) -> Tensor:
+def ssim(raw: Tensor, true: Tensor) -> Tensor:
     """Structural similarity per image ``(n,)``: mean over channels and places of the Gaussian window within the image.
 
     Wang, Bovik, Sheikh & Simoncelli 2004: 11x11 window, sigma 1.5, K1 = 0.01, K2 = 0.03, here per channel in colour. In images
@@ -53,8 +53,8 @@ def ssim(raw: Tensor, true: Tensor, window: int = 11, sigma: float = 1.5) -> Ten
     """
     raw, channels = _clipped(raw).double(), raw.shape[1]
     true = true.double()
-    window = min(window, *(side - 1 + side % 2 for side in raw.shape[2:]))
-    line = torch.exp(-((torch.arange(window) - window // 2).double() ** 2) / (2 * sigma**2))
+    window = min(11, *(side - 1 + side % 2 for side in raw.shape[2:]))
+    line = torch.exp(-((torch.arange(window) - window // 2).double() ** 2) / (2 * 1.5**2))
     kernel = torch.outer(line, line).div(line.sum() ** 2).expand(channels, 1, -1, -1)
 
     def blur(images: Tensor) -> Tensor:
@@ -140,13 +140,18 @@ class Scores:
     feature_distance_missing: str | None = None
 
 
+def right_labels(guessed: Tensor | None, labels: Tensor | None) -> Rate | None:
+    """How many guessed labels ``(n,)`` are right; ``None``: there are no guesses, or no labels."""
+    if guessed is None or labels is None or not bool((guessed >= 0).any()):
+        return None
+    return wilson(int((guessed == labels).sum()), len(labels))
+
+
 def score(raw: Tensor, true: Tensor, guessed: Tensor | None = None, labels: Tensor | None = None) -> Scores:
     """All scores; images of one message must first be put in order (:func:`match`)."""
-    right = None
-    if guessed is not None and labels is not None and bool((guessed >= 0).any()):
-        right = wilson(int((guessed == labels).sum()), len(true))
     perceived = (*_where_possible(lpips, raw, true), *_where_possible(feature_distance, raw, true))
-    return Scores(mse(raw, true), psnr(raw, true), ssim(raw, true), under(errors(raw, true)), right, *perceived)
+    rates = under(errors(raw, true)), right_labels(guessed, labels)
+    return Scores(mse(raw, true), psnr(raw, true), ssim(raw, true), *rates, *perceived)
 
 
 def _where_possible(

@@ -64,16 +64,12 @@ def score_text(result: TextReconstruction, true: Tensor, labels: Tensor, text: T
         exact = wilson(sum(a == b and bool(words_of(b, text)) for a, b in pairs), len(pairs))
     if bool((result.labels >= 0).any()):
         right = wilson(_right_labels(result.labels, labels, size, ordered=result.ids is not None), len(labels))
+    named = int((counts > 0).sum())
     return TextScores(
-        sets / (counts > 0).sum(1),
-        sets / (truth > 0).sum(1).clamp(min=1),
-        hits / counts.sum(1),
-        hits / truth.sum(1).clamp(min=1),
-        rouge,
-        exact,
-        right,
-        wilson(int(sets.sum()), named) if (named := int((counts > 0).sum())) else None,
-    )
+        precision=sets / (counts > 0).sum(1), recall=sets / (truth > 0).sum(1).clamp(min=1),
+        multiset_precision=hits / counts.sum(1), multiset_recall=hits / truth.sum(1).clamp(min=1),
+        rouge=rouge, exact=exact, labels=right, named=wilson(int(sets.sum()), named) if named else None,
+    )  # fmt: skip
 
 
 def rouge_l(words: Sequence[int], true: Sequence[int]) -> float:

@@ -109,15 +109,9 @@ def text_case(observation: Observation) -> TextCase:
     observed = {name: shared[name] for name in names if name in shared}
     if not observed.keys() - {text.words}:
         raise Inapplicable("no layer behind the word embedding is shared: there is no gradient to match")
-    case = TextCase(
-        copy.deepcopy(observation.net).eval().requires_grad_(False),
-        observed,
-        {name: observation.weights[name] for name in names},
-        text,
-        observation.num_examples or 1,
-        observation.classes,
-        gradient.altered,
-    )
+    net, weights = copy.deepcopy(observation.net).eval(), {name: observation.weights[name] for name in names}
+    samples = observation.num_examples or 1
+    case = TextCase(net.requires_grad_(False), observed, weights, text, samples, observation.classes, gradient.altered)
     _twice_differentiable(case)
     return case
 

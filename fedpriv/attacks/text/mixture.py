@@ -158,11 +158,8 @@ def optimise_mixtures(match: Match, labels: Tensor | None, starts: int, steps: i
     if labels is None:
         shapes["labels"] = (samples, match.case.classes)
     else:
-        orders = [
-            torch.arange(samples),
-            torch.arange(samples).flip(0),
-            *(torch.randperm(samples, generator=draw) for _ in range(starts)),
-        ]
+        given = torch.arange(samples)
+        orders = [given, given.flip(0), *(torch.randperm(samples, generator=draw) for _ in range(starts))]
         data["targets"] = torch.stack([labels[order] for order in orders[:starts]])
     layout = Layout(shapes)
     ruled_out = torch.where(allowed, 0.0, NEVER).to(match.table)

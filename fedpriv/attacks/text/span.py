@@ -51,11 +51,8 @@ class SpanAttack(SearchOptions, TextAttack):
     """
 
     control: ClassVar = TextSetting()
-    audit_options: ClassVar = {
-        "steps": 100,
-        "starts": 2,
-        "budget": 20_000,
-    }  # testing a thousand sentences takes about two seconds
+    # Testing a thousand sentences takes about two seconds.
+    audit_options: ClassVar = {"steps": 100, "starts": 2, "budget": 20_000}
     max_batch: ClassVar = None
     finds_order: ClassVar = True
     tolerance: float = 0.01
@@ -63,7 +60,7 @@ class SpanAttack(SearchOptions, TextAttack):
     matched: int = ranged(4)
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
-        """See :meth:`fedpriv.attacks.attack.Attack.run`. The loss is the unexplained share of the gradient."""
+        """The loss is the unexplained share of the gradient."""
         return attack_each(observations, lambda observation: self._reconstruct(observation, seed))
 
     def _reconstruct(self, observation: Observation, seed: int) -> SentenceResult:

@@ -38,11 +38,8 @@ class Tag(SearchOptions, TextAttack):
     """
 
     control: ClassVar = TextSetting()
-    audit_options: ClassVar = {
-        "steps": 100,
-        "starts": 1,
-        "sweeps": 10,
-    }  # a step through a pretrained encoder takes about a second
+    # A step through a pretrained encoder takes about a second.
+    audit_options: ClassVar = {"steps": 100, "starts": 1, "sweeps": 10}
     max_batch: ClassVar = 4
     finds_order: ClassVar = True
     known_tokens: bool = True
@@ -51,13 +48,12 @@ class Tag(SearchOptions, TextAttack):
 
     @staticmethod
     def harder(observation: Observation) -> str | None:
-        """See :meth:`fedpriv.attacks.attack.Attack.harder`."""
         if observation.text is None or observation.text.words in observation.shared:
             return None
         return "the word embedding was not sent, so that it searches among all words, as its controls do not"
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
-        """See :meth:`fedpriv.attacks.attack.Attack.run`. The loss is the unexplained share of the gradient."""
+        """The loss is the unexplained share of the gradient."""
         return attack_each(observations, lambda observation: self._reconstruct(observation, seed))
 
     def _reconstruct(self, observation: Observation, seed: int) -> SentenceResult:

@@ -125,18 +125,13 @@ class TokenSet(TextAttack):
     optimises: ClassVar = False
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
-        """See :meth:`fedpriv.attacks.attack.Attack.run`. Labels are inferred from the head where it was sent."""
+        """Labels are inferred from the head where it was sent."""
         began = time.process_time()
         results = [find_tokens(observation) for observation in observations]
-        labels = [inferred_labels(observation) for observation in observations]
-        return TextReconstruction(
-            None,
-            torch.stack([tokens.counts for tokens in results]),
-            torch.cat(labels),
-            torch.full((len(results),), torch.nan),
-            tuple(tokens.how for tokens in results),
-            time.process_time() - began,
-        )
+        counts = torch.stack([tokens.counts for tokens in results])
+        labels = torch.cat([inferred_labels(observation) for observation in observations])
+        loss, notes = torch.full((len(results),), torch.nan), tuple(tokens.how for tokens in results)
+        return TextReconstruction(None, counts, labels, loss, notes, time.process_time() - began)
 
 
 def inferred_labels(observation: Observation) -> Tensor:

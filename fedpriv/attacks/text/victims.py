@@ -51,14 +51,9 @@ def small_bert(seed: int, size: Size = SMALL) -> SplitNet:
     from transformers import BertConfig, BertModel
 
     config = BertConfig(
-        vocab_size=size.words,
-        hidden_size=size.width,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        intermediate_size=2 * size.width,
-        max_position_embeddings=size.length,
-        pad_token_id=PAD,
-    )
+        vocab_size=size.words, hidden_size=size.width, num_hidden_layers=size.layers, num_attention_heads=size.heads,
+        intermediate_size=2 * size.width, max_position_embeddings=size.length, pad_token_id=PAD,
+    )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         body = MeanPooled(BertModel(config, add_pooling_layer=False), PAD)

@@ -230,7 +230,7 @@ def candidates(record: SimulatedRecord, round: int, client: int, seed: int) -> C
     """
     truth, labels = record.truth(client), record.server_labels()
     if not len(labels):
-        raise FedprivError("no public samples were recorded, and they are the non-members (record.public)")
+        raise FedprivError("no public samples were recorded (record.public), so there are no non-members")
     draws = generator(seed, round, client, "candidates")
 
     def shuffled(which: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ def net_of(recorded: Recorded, given: GivenNet, encoder: Encoder | None) -> nn.M
     if given is None and name == PROGRAM:
         path = recorded.folder / PROGRAM
         raise UsageError(
-            f"{path} is code, which its writer chose and the audit would run; if you trust them: --model {path}, or "
+            f"{path} is code, and the audit would run it; if you trust its writer, give --model {path}, or "
             f"fedpriv.audit(folder, model={os.fspath(path)!r})"
         )
     if name.endswith(SUFFIX):
@@ -81,15 +81,17 @@ def _of_transformers(source: str, options: Mapping[str, Any], encoder: Encoder |
 
     kinds = {"images": AutoModelForImageClassification, "texts": AutoModelForSequenceClassification}
     if samples not in kinds:
-        raise UsageError(f"{TRANSFORMERS}{source}: a net of {samples} has no class there; give it to the audit, --model")
+        raise UsageError(
+            f"{TRANSFORMERS}{source}: transformers has no class for nets of {samples}; give the audit a net, --model"
+        )
     try:
         with quiet(), torch.random.fork_rng(devices=[]):
             config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False, **options)
             net = kinds[samples].from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     except Exception as error:  # transformers may raise any exception on an invalid folder
         raise UsageError(
-            f"{TRANSFORMERS}{source} is no model that is here ({first_line(error)}); give its folder, or get it from the hub: hf "
-            f"download {source} config.json"
+            f"{TRANSFORMERS}{source} is not on this machine ({first_line(error)}); give the model's folder, or get it from the "
+            f"hub: hf download {source} config.json"
         ) from None
     return _returning_logits(net.train(), None if encoder is None else encoder.pad)
 

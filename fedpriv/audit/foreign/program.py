@@ -36,7 +36,7 @@ def load_program(path: Path) -> nn.Module:
         program = torch.export.load(path)
     except Exception as error:  # of the file's content
         raise UsageError(
-            f"{path} is no program that torch.export.save wrote, or of another version: {first_line(error)}"
+            f"{path} was not written by torch.export.save, or by that of another version: {first_line(error)}"
         ) from None
     try:
         return as_net(program)

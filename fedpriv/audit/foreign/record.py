@@ -88,8 +88,8 @@ class FolderRecord(RecordedSamples):
         self._read: Callable[[int, int], _Read] = lru_cache(self.held)(self._reading)
         if not self._attackable:
             raise UsageError(
-                f"{folder}: no message can be attacked: none has its download and its client's samples beside it; fedpriv record "
-                "check says what is missing"
+                f"{folder}: no message can be attacked, as none was recorded with its download and its client's samples; fedpriv "
+                "record check says what is missing"
             )
 
     @cached_property

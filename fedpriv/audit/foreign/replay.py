@@ -73,15 +73,11 @@ def compare_with_message(record: SimulatedRecord, round: int, client: int) -> Di
     if len(replays) < REPLAYS:
         raise CannotReplay("local training as it is declared diverges")
     before = record.start(message) if update.is_change else {}
-    return max(
-        (_difference(name, change, [_less(replay[name], before.get(name)) for replay in replays])
-         for name, change in update.sent.parameters.items()),
-        key=lambda difference: difference.excess,
-    )  # fmt: skip
-
-
-def _less(after: Tensor, before: Tensor | None) -> Tensor:
-    return after if before is None else after - before
+    differences = (
+        _difference(name, change, [replay[name] - before[name] if name in before else replay[name] for replay in replays])
+        for name, change in update.sent.parameters.items()
+    )
+    return max(differences, key=lambda difference: difference.excess)
 
 
 def _difference(name: str, change: Tensor, changes: Sequence[Tensor]) -> Difference:

@@ -142,8 +142,10 @@ def _together(parts: Sequence[ImageAttempt], target: Target) -> ImageAttempt:
 
 
 def _may_decide(attempt: ImageAttempt) -> bool:
-    """Whether it is tried on more images: if it passed a positive control. Where it fails on the same net, too, failures are no
-    evidence, but it may still recover some of many images."""
+    """Whether an attacker is tried on more images: it passed a positive control, and was not cut.
+
+    So is one that fails on the same net: its failures are no evidence, but it may still recover some of many images.
+    """
     return attempt.scores is not None and attempt.passed_positive and attempt.cut is None
 
 

@@ -13,7 +13,7 @@ from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.linear import normalise_images
 from fedpriv.attacks.image.centers import (
-    CenterOptions,
+    SLACK,
     Embed,
     InvertedCenters,
     embedding,
@@ -52,8 +52,10 @@ def inverted_centers(record: RunRecord, round: int, client: int) -> tuple[Center
         present, centers = list(sent), torch.stack(list(sent.values()))
         embed, likely = embedding(observation, _projector(observation)), fit_prior(public, labels, present)
         far = float(relative_distance(_embedded(observation, embed, likely.means), centers).median().sqrt())
-        options = [CenterOptions(slack=far), CenterOptions()]  # on a tie the first wins; with slack it stays near the guess
-        tried = [invert_centers(observation, embed, centers, likely, option) for option in options]
+        slack = torch.tensor([far, SLACK])  # on a tie the first wins; with slack it stays near the guess
+        twice = replace(likely, means=likely.means.repeat(2, 1, 1, 1))
+        both = invert_centers(observation, embed, centers.repeat(2, 1), twice, slack.repeat_interleave(len(centers)))
+        tried = list(map(InvertedCenters, both.images.chunk(2), both.distance.chunk(2)))
     except Inapplicable:
         return None
     truth = record.truth(client)
@@ -81,7 +83,8 @@ def inverted_centers(record: RunRecord, round: int, client: int) -> tuple[Center
 
 
 Held = tuple[InvertedCenters, dict[float, Rate], float | None]
-"""Images from centres; by threshold, how many are that near to one of the client's; the threshold at which guesses are fewer."""
+"""Images from centres; by threshold, the rate of those whose error to the client's nearest image is below it; and the loosest
+threshold at which guesses are fewer."""
 
 
 def _held(inverted: InvertedCenters, own: Sequence[Tensor], guessed: Mapping[float, int]) -> Held:

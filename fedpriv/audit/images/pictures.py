@@ -6,6 +6,7 @@ import io
 from collections.abc import Mapping
 
 import torch
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -13,25 +14,22 @@ SHOWN = 8
 """Images in a row."""
 SIDE, GAP = 96, 6
 """``SIDE``: target width of an image in pixels (at least half is reached); ``GAP``: pixels between images."""
+FONT = 14
+"""Pixels of the names."""
 
 
 def grid(rows: Mapping[str, Tensor]) -> bytes:
     """A PNG with a row of images per name; images ``(n, C, H, W)`` in [0, 1], at most :data:`SHOWN` of them."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
     columns = min(SHOWN, *(len(images) for images in rows.values()))
-    png, pixels = io.BytesIO(), mosaic([images[:columns] for images in rows.values()])
-    high = pixels.shape[0] / len(rows)
-    figure = Figure(figsize=(1.1 * columns, 1.1 * len(rows)))
-    with mpl.rc_context({"font.size": 10}):
-        axes = figure.add_axes((0, 0, 1, 1))  # one for all: each would take longer to draw than its image
-        axes.imshow(pixels.numpy())
-        axes.set_xticks([])
-        axes.set_yticks([(row + 0.5) * high for row in range(len(rows))], list(rows))
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-        figure.savefig(png, dpi=100, format="png", bbox_inches="tight", pad_inches=0.05)  # the names stand outside
+    pixels = mosaic([images[:columns] for images in rows.values()])
+    font, high = ImageFont.load_default(FONT), len(pixels) // len(rows)
+    beside = GAP + round(max(map(font.getlength, rows)))
+    picture = Image.new("RGB", (beside + GAP + pixels.shape[1], len(pixels) + GAP), "white")
+    picture.paste(Image.fromarray((255 * pixels).round().to(torch.uint8).numpy()), (beside + GAP, GAP))
+    draw, png = ImageDraw.Draw(picture), io.BytesIO()
+    for row, name in enumerate(rows):
+        draw.text((beside, GAP + row * high + (high - GAP) // 2), name, "black", font, anchor="rm")
+    picture.save(png, "PNG")
     return png.getvalue()
 
 

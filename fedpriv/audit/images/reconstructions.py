@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.attack import ImageAttack
-from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.lab.attempts import ImageAttempt, suited
 from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.audit.images import figures
 from fedpriv.audit.images.attempts import SINGLES, all_found, attempt_on, until_decided
 from fedpriv.audit.images.pictures import SHOWN
 from fedpriv.audit.images.target import Target, message, of_messages
-from fedpriv.audit.judge.images import beyond_guesses
+from fedpriv.audit.judge.images import limit_beyond
 from fedpriv.audit.progress import Say
 from fedpriv.audit.record.base import Record
 from fedpriv.audit.results.images import ImageOutcome, ImageTarget
@@ -97,8 +96,7 @@ class Attacked:
 def on_message(record: Record, round: int, client: int, seed: int, say: Say) -> Attacked:
     """Attack a client's message with every attacker whose controls cover as many images per message."""
     target = message(record, round, client)
-    title = record.title(round, client, f"{len(target.images)} training images", _steps(target))
-    target = replace(target, title=title)
+    target = target.described(record, round, client, f"{len(target.images)} training images")
     attempts = [attempt_on(part, attacker, seed, say) for part, tried in _parts(target) for attacker in tried]
     return Attacked(target, "message", round, record.sender(round, client), attempts)
 
@@ -123,11 +121,6 @@ def _parts(target: Target) -> Iterator[tuple[Target, list[Attacker[ImageAttack]]
         yield replace(part, title=target.title), [replace(attacker, what=what) for attacker in suited(part.masked)]
 
 
-def _steps(target: Target) -> int | None:
-    schedule = target.observe(ThreatModel())[0].schedule
-    return None if schedule is None else schedule.steps
-
-
 def _success(attempt: ImageAttempt) -> tuple[int, float]:
     assert attempt.scores is not None and attempt.recovered is not None
     return attempt.recovered.successes, -float(attempt.scores.mse.median())
@@ -137,7 +130,7 @@ def _outcome(attempt: ImageAttempt, baselines: Mapping[str, Mapping[str, int]]) 
     result = figures.figures(attempt)
     return ImageOutcome(
         attack=attempt.attacker.name,
-        status=attempt.status(result is not None and beyond_guesses(result, baselines)),
+        status=attempt.status(result is not None and limit_beyond(result, baselines) is not None),
         knows=tuple(attempt.attacker.threat.sentences()),
         budget=_budget(attempt.attacker),
         statistic=attempt.attacker.what or None,

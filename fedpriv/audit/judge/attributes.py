@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.audit.results.audit import AuditedRun
 from fedpriv.audit.results.rows import AttributeFigures, AttributeOutcome
 
@@ -30,11 +29,6 @@ def succeeded(figures: AttributeFigures) -> bool:
     return figures.together.low > 0
 
 
-def status_of(figures: AttributeFigures, reasons: tuple[Reason, ...]) -> Status:
-    """The status of an attack that was run; ``reasons``: why its failure would be no evidence."""
-    return Status.of(succeeded(figures), reasons)
-
-
 def best(outcomes: Sequence[AttributeOutcome]) -> Inferred | None:
     """The column of the largest advantage, by the lower end of its interval; ``None``: none was attacked."""
     return max(ran(outcomes), key=lambda inferred: (inferred.figures.together.low, inferred.figures.advantage), default=None)
@@ -55,6 +49,7 @@ def not_known(run: AuditedRun) -> str | None:
 
 
 def advantage(run: AuditedRun) -> float | None:
-    """The largest advantage that is significant; 0 where none is; ``None``: no column was attacked."""
+    """By how much a message names the values of a hidden column more often than the other columns tell them, where that is
+    significant: the largest of all columns; 0: none is; ``None``: no column was attacked."""
     values = [attack.figures.advantage for attack in inferred(run)]
     return max(values, default=0.0 if any(ran(run.attributes)) else None)

@@ -43,7 +43,7 @@ def nothing_to_infer(labels: Sequence[LabelResult], shadow: ShadowLabels | None 
 
 
 def rule_finds_classes(labels: Sequence[LabelResult]) -> bool:
-    """Whether the sets of classes of clients that lack one were found exactly: mostly, and for more clients than by guessing.
+    """Whether most sets of classes of clients that lack a class were found exactly, and more of them than by guessing.
 
     Args:
         labels: the result for each message, or for all messages of each client together.
@@ -59,7 +59,7 @@ def rule_open(labels: Sequence[LabelResult]) -> bool:
 
 
 def limit_of_rules(labels: Sequence[LabelResult]) -> str | None:
-    """Why a failure on some message of a client that lacks a class is no evidence; ``None``: every failure is evidence."""
+    """Why some failure to find the set of a client that lacks a class is no evidence; ``None``: every failure is evidence."""
     return next((result.limit for result in labels if result.limit and result.lacks_a_class and not result.exact), None)
 
 
@@ -78,8 +78,8 @@ def _mostly_exact(labels: Sequence[LabelResult]) -> bool:
 def _by_guessing(labels: Sequence[LabelResult]) -> bool:
     """Whether naming the same set each time could be right for as many clients.
 
-    A client counts once however many messages it sent, as its set is the same. A set that a message names is not guessed. Of
-    several rules the best is shown, and each of them could be right by chance.
+    A client counts once however many messages it sent, as its set is the same. A set that a message states is not guessed. The
+    level allows for the choice of the best of several rules, each of which could be right by chance.
     """
     if any(result.guess is None or (result.exact and result.stated) for result in labels):
         return False
@@ -112,7 +112,7 @@ def beyond_guessing(shadow: ShadowLabels) -> bool:
 
 
 def could_find_classes(shadow: ShadowLabels | None) -> bool:
-    """Whether a failure of the shadow clients is evidence. Where no client lacks a class there is nothing to find."""
+    """Whether a failure of the shadow clients is evidence."""
     return shadow is not None and limit_of_shadows(shadow) is None
 
 

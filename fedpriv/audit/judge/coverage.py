@@ -9,20 +9,11 @@ from fedpriv.audit.judge.known import was_cut
 from fedpriv.audit.results.audit import AuditedRun, Coverage, Part
 from fedpriv.audit.results.images import ImageOutcome
 
-CLASSES, SHADOWS, CENTERS, ATTRIBUTES = (
-    "classes by rules",
-    "classes by shadow clients",
-    "class centres",
-    "hidden values of columns",
-)
+CLASSES, SHADOWS, CENTERS = "classes by rules", "classes by shadow clients", "class centres"
+ATTRIBUTES = "hidden values of columns"
 """Attacks that have no name of their own."""
-_PARTS: dict[Part, str] = {
-    "images": "reconstruction of images",
-    "single images": "reconstruction of single images",
-    "texts": "reconstruction of texts",
-    "single texts": "reconstruction of single texts",
-    "rows": "reconstruction of rows",
-    "single rows": "reconstruction of single rows",
+_SAMPLES: tuple[Part, ...] = ("images", "single images", "texts", "single texts", "rows", "single rows")
+_PARTS: dict[Part, str] = {part: f"reconstruction of {part}" for part in _SAMPLES} | {
     "attributes": ATTRIBUTES,
     "classes": CLASSES,
     "class centres": CENTERS,

@@ -49,11 +49,10 @@ def recovered(figures: ImageFigures) -> RecoveryRate:
 
 def conclusive(target: ImageTarget) -> list[Recovery]:
     """The attacks that recovered images, or whose failure is evidence; the others measure nothing."""
-    recoveries = [(outcome, figures, recovered(figures)) for outcome, figures in ran(target)]
     return [
         Recovery(target, outcome, figures, counted.rate, counted.limit)
-        for outcome, figures, counted in recoveries
-        if counted.rate.successes or outcome.status.is_evidence
+        for outcome, figures in ran(target)
+        if (counted := recovered(figures)).rate.successes or outcome.status.is_evidence
     ]
 
 
@@ -87,18 +86,17 @@ def beyond_baselines(target: ImageTarget) -> Recovery | None:
     Returns:
         of several, the one at the loosest threshold, and with most images there; ``None``: there is none.
     """
-    baselines = target.baseline_successes
     recoveries = [
         Recovery(target, outcome, figures, figures.success[limit], limit)
         for outcome, figures in ran(target)
-        if (limit := threshold_above(_counts(figures.success), guesses(baselines, figures))) is not None
+        if (limit := limit_beyond(figures, target.baseline_successes)) is not None
     ]
     return max(recoveries, key=lambda recovery: (float(recovery.limit), recovery.rate.successes), default=None)
 
 
-def beyond_guesses(figures: ImageFigures, baselines: Mapping[str, Mapping[str, int]]) -> bool:
-    """Whether more images were recovered than guesses recover, at some threshold."""
-    return threshold_above(_counts(figures.success), guesses(baselines, figures)) is not None
+def limit_beyond(figures: ImageFigures, baselines: Mapping[str, Mapping[str, int]]) -> str | None:
+    """The loosest threshold at which more images were recovered than guesses recover; ``None``: there is none."""
+    return threshold_above(_counts(figures.success), guesses(baselines, figures))
 
 
 def guesses(baselines: Mapping[str, Mapping[str, int]], figures: ImageFigures) -> Mapping[str, int]:
@@ -119,10 +117,10 @@ def guesses(baselines: Mapping[str, Mapping[str, int]], figures: ImageFigures) -
 
 
 def beside_guesses(target: ImageTarget, figures: ImageFigures) -> tuple[int, Recovery | None]:
-    """How many images guesses recover at the threshold at which an attack's are counted (:func:`recovered`).
+    """How many images guesses recover at the threshold of an attack's recoveries (:func:`recovered`).
 
     Returns:
-        this number; if it is no smaller than the attack's, also the recovery at a threshold where an attack beats guesses.
+        this number; and if the attack recovered no more, the recovery at a threshold where some attack beats guesses.
     """
     counted = recovered(figures)
     guessed = guesses(target.baseline_successes, figures)[counted.limit]

@@ -9,12 +9,11 @@ from fedpriv.attacks.core.status import Reason
 from fedpriv.audit.judge import images, rows, texts
 from fedpriv.audit.results.audit import AuditedRun, Part
 from fedpriv.audit.results.images import ImageTarget
+from fedpriv.audit.results.outcome import Target
 from fedpriv.audit.results.rows import RowTarget
 from fedpriv.audit.results.texts import TextTargetResult
 
 T = TypeVar("T", ImageTarget, TextTargetResult, RowTarget)
-
-
 _PARTS: Mapping[str, tuple[Part, Part]] = {
     "image": ("images", "single images"),
     "text": ("texts", "single texts"),
@@ -30,15 +29,11 @@ def was_cut(reason: Reason | None) -> bool:
 def samples_cut(run: AuditedRun) -> bool:
     """Whether an attack on samples was cut, or was tried on fewer of them."""
     left_out: tuple[Part, ...] = ("images", "texts", "rows", "class centres")
-    return (
-        any(was_cut(run.not_run.get(part)) for part in left_out)
-        or any(map(_was_cut, run.images))
-        or any(map(_was_cut, run.texts))
-        or any(map(_was_cut, run.rows))
-    )
+    targets = (*run.images, *run.texts, *run.rows)
+    return any(was_cut(run.not_run.get(part)) for part in left_out) or any(map(_was_cut, targets))
 
 
-def _was_cut(target: ImageTarget | TextTargetResult | RowTarget) -> bool:
+def _was_cut(target: Target) -> bool:
     """Whether an attack on a target was cut. One on texts or rows that ran never counts as cut, even if its control was."""
     if isinstance(target, ImageTarget):
         return any(was_cut(outcome.cut) or any(map(was_cut, outcome.status.reasons)) for outcome in target.outcomes)
@@ -46,7 +41,7 @@ def _was_cut(target: ImageTarget | TextTargetResult | RowTarget) -> bool:
 
 
 def samples_not_known(run: AuditedRun) -> Iterator[str]:
-    """What may be recoverable of samples though it was not: no attack whose failure is evidence was mounted on it."""
+    """Yields what of samples may be recoverable though it was not, as no attack whose failure is evidence was mounted."""
     if "image" in run.modalities:
         yield from _not_known(run, "image", run.images, images.is_known)
     if was_cut(run.not_run.get("class centres")):
@@ -66,11 +61,10 @@ def samples_not_known(run: AuditedRun) -> Iterator[str]:
 
 
 def _not_known(run: AuditedRun, sample: str, targets: Sequence[T], is_known: Callable[[T], bool]) -> Iterator[str]:
-    """Yields "samples can be recovered" if no attack on them is evidence, or if the budget cut the attacks on a target before any
-    conclusive attack on it.
+    """Yields that samples can be recovered, if no attack on them is evidence, or if the budget cut the attacks on some target
+    before a conclusive one.
 
-    Otherwise yields "single samples can be recovered" if no attack on clients with one sample (the easiest case) is evidence,
-    naming the rounds if only some are open.
+    Otherwise yields that single samples can be recovered, if in some round no attack on clients with one sample is evidence.
 
     Args:
         sample: ``image``, ``text`` or ``row``.
@@ -89,23 +83,22 @@ def _not_known(run: AuditedRun, sample: str, targets: Sequence[T], is_known: Cal
 
 
 def statistics_not_known(run: AuditedRun) -> Iterator[tuple[str, str]]:
-    """The statistics that are gradients from which samples may be recoverable though none were, and of which kind.
+    """Yields (statistic, kind of samples) where samples may be recoverable from a statistic that is a gradient, though none were.
 
-    They are sent beside the model, and defences may leave them as they are, so that attacks on the model say nothing of them.
-    Clients with one sample decide, if there are any. They also count as known if the model's change already gave away all
-    their images or rows.
+    Such statistics are sent beside the model, and defences may leave them as they are: attacks on the model say nothing of them.
+    Clients with one sample decide, if there are any. What a statistic gives away is also known if the model's change already gave
+    away all images or rows.
     """
     for what in (statistic.what for statistic in run.statistics if statistic.gradient):
-        known = [(target, images.is_known(target.part(what)) or images.all_recovered(target)) for target in run.images]
-        if not _decided(known):
-            yield what, "images"
-        if not _decided([(target, _sentences_known(target.part(what))) for target in run.texts]):
-            yield what, "texts"
-        if not _decided([(target, rows.is_known(target.part(what)) or rows.all_recovered(target)) for target in run.rows]):
-            yield what, "rows"
+        known: dict[str, list[tuple[Target, bool]]] = {
+            "images": [(it, images.is_known(it.part(what)) or images.all_recovered(it)) for it in run.images],
+            "texts": [(it, _sentences_known(it.part(what))) for it in run.texts],
+            "rows": [(it, rows.is_known(it.part(what)) or rows.all_recovered(it)) for it in run.rows],
+        }
+        yield from ((what, samples) for samples, targets in known.items() if not _decided(targets))
 
 
-def _decided(known: Sequence[tuple[ImageTarget | TextTargetResult | RowTarget, bool]]) -> bool:
+def _decided(known: Sequence[tuple[Target, bool]]) -> bool:
     """Whether all targets with one sample are known, or if there are none, some message is; true without targets."""
     single = [is_known for target, is_known in known if target.kind != "message"]
     return all(single) if single or not known else any(is_known for _, is_known in known)

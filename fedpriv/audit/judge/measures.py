@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from fedpriv.attacks.scoring.scores import Rate, wilson
 from fedpriv.audit.judge import attributes, classes, images, members, rows, texts
@@ -106,12 +107,6 @@ def cells(run: AuditedRun) -> float | None:
     return max([*shares, *(client.share for client in run.told_rows)], default=None)
 
 
-def attribute_advantage(run: AuditedRun) -> float | None:
-    """By how much a message names the values of a hidden column more often than the other columns tell them, where that is
-    significant; the largest of all columns."""
-    return attributes.advantage(run)
-
-
 def membership_auc(run: AuditedRun) -> float | None:
     """The largest area of a membership attack, or 1 minus that of an attack that significantly orders members last."""
     return None if (most := members.largest_area(run.membership)) is None else most[0]
@@ -178,9 +173,7 @@ def _words_open(run: AuditedRun) -> str | None:
 
 
 def _cells_open(run: AuditedRun) -> str | None:
-    if not run.rows:
-        return None
-    return _samples_open(run)
+    return _samples_open(run) if run.rows else None
 
 
 def _members_open(run: AuditedRun) -> str | None:
@@ -215,7 +208,7 @@ MEASURES: Mapping[str, Measure] = {
     "recovered": Measure(recovered, _samples_open),
     "words": Measure(words, _words_open),
     "cells": Measure(cells, _cells_open),
-    "attribute_advantage": Measure(attribute_advantage, attributes.not_known),
+    "attribute_advantage": Measure(attributes.advantage, attributes.not_known),
     "membership_auc": Measure(membership_auc, _members_open),
     "membership_tpr": Measure(membership_tpr, _tpr_open),
     "epsilon": Measure(epsilon, is_share=False),
@@ -229,24 +222,21 @@ MEASURES: Mapping[str, Measure] = {
 def metrics(run: AuditedRun) -> dict[str, float]:
     """By name: recovery rates by kind of target, rates of right classes, and every measure, without those that are not known."""
     values: dict[str, float | None] = {}
-    for what in ("message", "single image"):
-        if (most := images.best_of(run, what)) is not None:
-            values[f"recovered_from_{what.replace(' ', '_')}"] = most.rate.share
-    # That class centres gave no image away is no evidence.
-    centers = [center.recovered.rate.share for center in run.centers if images.gives_away(center)]
-    values["recovered_from_centers"] = max(centers, default=None)
-    for kind in ("message", "single text"):
+    for kind in get_args(TargetKind):
+        place = kind.replace(" ", "_")
+        if (most := images.best_of(run, kind)) is not None:
+            values[f"recovered_from_{place}"] = most.rate.share
         if (attack := texts.best_of(run, kind)) is not None:
-            place, exact = kind.replace(" ", "_"), texts.most_exact(run.texts, kind)
+            exact = texts.most_exact(run.texts, kind)
             values[f"token_recall_from_{place}"] = attack.figures.recall
             values[f"token_precision_from_{place}"] = attack.figures.precision
             values[f"exact_texts_from_{place}"] = None if exact is None else exact.share
-    of_rows: tuple[TargetKind, ...] = ("message", "single row")
-    for kind in of_rows:
         if (best := rows.best_of(run, kind)) is not None:
-            place = kind.replace(" ", "_")
             values[f"recovered_from_{place}"] = rows.recovered(best).share
             values[f"cells_from_{place}"] = best.figures.cells.share
+    # That class centres gave no image away is no evidence.
+    centers = [center.recovered.rate.share for center in run.centers if images.gives_away(center)]
+    values["recovered_from_centers"] = max(centers, default=None)
     values["labels_exact"] = _mean([result.exact for result in classes.by_rule(run.labels)])
     values["label_counts"] = _mean([result.count_accuracy for result in run.labels if result.count_accuracy is not None])
     values["labels_exact_by_shadows"] = None if run.shadow_labels is None else run.shadow_labels.report.exact

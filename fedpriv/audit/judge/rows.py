@@ -72,12 +72,7 @@ def _merit(attack: BestRows) -> tuple[float, float]:
 def recovered(attack: BestRows) -> Rate:
     """The rate of whole rows that are hardly right by chance; where a guess has all, 0 of them."""
     rate = attack.figures.sure
-    return rate if whole_rows(attack.figures, attack.target.baselines) else none_of(rate)
-
-
-def none_of(rate: Rate) -> Rate:
-    """0 of as many."""
-    return wilson(0, rate.n)
+    return rate if whole_rows(attack.figures, attack.target.baselines) else wilson(0, rate.n)
 
 
 def is_known(target: RowTarget) -> bool:

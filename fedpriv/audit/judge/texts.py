@@ -58,10 +58,8 @@ def conclusive(target: TextTargetResult) -> list[tuple[BestTexts, Rate]]:
 
 
 def sentences_not_known(target: TextTargetResult) -> str | None:
-    """Why sentences may be recoverable where none was recovered: no failure of an attack that looks for them is evidence.
-
-    ``None``: some such attack's failure is evidence, or a sentence was recovered, or no attack looks for sentences.
-    """
+    """Why sentences may be recoverable though none was recovered; ``None``: the failure of an attack that looks for sentences is
+    evidence, or a sentence was recovered, or no attack looks for sentences."""
     if not seeks_sentences(target) or conclusive(target):
         return None
     return "; ".join(dict.fromkeys(attack.outcome.status.why for attack in ran(target) if attack.figures.exact))

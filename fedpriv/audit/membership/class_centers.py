@@ -8,6 +8,7 @@ encoder, it takes the whole net from them, as the centres themselves were comput
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -24,6 +25,7 @@ from fedpriv.audit.record.base import Message
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.client.resident import Resident
 from fedpriv.samples import Inputs
+from fedpriv.wire import STATISTIC
 
 NETS = 8
 """Nets of the server under which scores are averaged; more hardly improve them."""
@@ -47,7 +49,7 @@ class TracedCenters:
     """
 
     def __init__(self, record: RunRecord, message: Message, nets: Sequence[Tensor], pool: Candidates) -> None:
-        self._evidence, self._message, self._candidates = record, message, len(pool.members)
+        self._seen, self._candidates = record.attacker.observation(message, ThreatModel()), len(pool.members)
         known = pool.data.followed_by(pool.spare)
         self._inputs, self._labels = known.inputs, known.labels
         resident = self._resident = record.federation.resident
@@ -67,7 +69,8 @@ class TracedCenters:
         return scores
 
     def _centers(self, uploaded: Mapping[str, Tensor]) -> dict[int, Tensor]:
-        return read_centers(self._evidence.attacker.observation(self._message.simulated(uploaded), ThreatModel()))
+        statistics = {name: tensor for name, tensor in uploaded.items() if name.startswith(STATISTIC)}
+        return read_centers(replace(self._seen, statistics=statistics))
 
 
 def projections(resident: Resident, nets: Sequence[Tensor], uploaded: Mapping[str, Tensor], inputs: Inputs) -> Iterator[Tensor]:
@@ -75,7 +78,7 @@ def projections(resident: Resident, nets: Sequence[Tensor], uploaded: Mapping[st
     whole = all(name in uploaded for name in resident.space.names if name.startswith("encoder."))
     features: Tensor | None = None
     for net in nets:
-        resident.row.copy_(resident.space.pack(uploaded, net.clone()))
+        resident.space.pack(uploaded, resident.row.copy_(net))
         if features is None or not whole:
             features = resident.features(inputs)
         yield resident.from_features(features).projection.clone()

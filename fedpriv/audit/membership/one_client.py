@@ -39,7 +39,7 @@ from fedpriv.audit.membership.readings import readings
 from fedpriv.audit.progress import unlimited
 from fedpriv.audit.record.base import Message
 from fedpriv.audit.record.run import RunRecord
-from fedpriv.audit.record.shadow_updates import ShadowResult, ShadowUpdates
+from fedpriv.audit.record.shadow_updates import ShadowUpdates
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
 
@@ -135,7 +135,8 @@ def attack_client(
     for statistic in statistics:
         if statistic.kind == "confidence":
             control.pop(statistic.attack("alone"))
-    control |= _before_any_training(record, round, message, own, pool, own_update)
+    own_updates = OwnUpdates(record, pool, {(round, message.parts): own})
+    control |= _before_any_training(record, message, pool, own_updates)
     kinds: dict[str, tuple[Kind, Use]] = {
         name: (statistic.kind, use)
         for statistic in statistics
@@ -144,15 +145,16 @@ def attack_client(
     }
     classes = groups(pool.data.labels).cpu().numpy()
     by_shadows = OfClient(pool.members, pool.samples, classes, scores, control, kinds, not_tried, diverged)
-    return _without_shadows(by_shadows, record, message, client, own, pool)
+    return _without_shadows(by_shadows, record, message, client, pool, own_updates)
 
 
 def _without_shadows(
-    result: OfClient, record: RunRecord, message: Message, client: int, own: ShadowResult, pool: Candidates
+    result: OfClient, record: RunRecord, message: Message, client: int, pool: Candidates, own_updates: OwnUpdates
 ) -> OfClient:
-    """The result with the attacks that need no shadows; ``own``: the server's local update of the message's round."""
-    not_tried, rounds = result.not_tried, tuple[int, ...]()
-    is_last, own_updates = message.round == record.store.rounds()[-1], OwnUpdates(record, pool)
+    """The result with the attacks that need no shadows."""
+    not_tried, rounds, is_last = result.not_tried, tuple[int, ...](), message.round == record.store.rounds()[-1]
+    own = own_updates(message.round, message.parts)
+    assert own is not None, "the attacks with shadows need it, too"
     with noting(not_tried, REGRESSION):
         result.add(REGRESSION, USED_BY[REGRESSION], *by_gradients(record, message, own, pool))
     if REGRESSION in result.kinds and is_last and len(record.store.rounds()) > 1:
@@ -187,24 +189,10 @@ def add_fedmia(result: OfClient, compare: Callable[[], Compared]) -> tuple[int, 
     return ()
 
 
-def _before_any_training(
-    record: RunRecord, round: int, message: Message, own: ShadowResult, pool: Candidates, number: int
-) -> dict[str, Array]:
+def _before_any_training(record: RunRecord, message: Message, pool: Candidates, own_updates: OwnUpdates) -> dict[str, Array]:
     """The confidence of the candidates ``(n,)`` under a local update of round 1 with the server's own samples, as a control of
-    the loss threshold; empty where that round's download was not kept.
-
-    Args:
-        own: such a local update of the attacked ``round``.
-        number: of the simulated client.
-    """
-    first: ShadowResult | None = own
-    if round > 1:
-        if (download := record.store.download(1)) is None:
-            return {}
-        (first,) = ShadowUpdates(record.federation, 1, download, record.store.broadcast(), message.parts).run(
-            lambda _: pool.spare, [number]
-        )
-    if first is None or not is_finite(first.uploaded):
+    the loss threshold; empty where that round's download was not kept."""
+    if (first := own_updates(1, message.parts)) is None:
         return {}
     objective = record.federation.method.objective
     ways = readings(record.federation.resident, first, pool.spare, pool.data.inputs, objective.labels)

@@ -9,8 +9,9 @@ member. Like those of the other clients, it starts from a model that has learned
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -134,11 +135,17 @@ def evenly(rounds: list[int]) -> list[int]:
 
 
 class OwnUpdates:
-    """The server's local updates of kept rounds with its own samples, each computed once."""
+    """The server's local updates of kept rounds with its own samples, each computed once.
 
-    def __init__(self, record: RunRecord, pool: Candidates) -> None:
+    Args:
+        known: those that were computed, by round and number of clients of a sum.
+    """
+
+    def __init__(
+        self, record: RunRecord, pool: Candidates, known: Mapping[tuple[int, int], ShadowResult] = MappingProxyType({})
+    ) -> None:
         self._evidence, self._pool = record, pool
-        self._known = dict[tuple[int, int], ShadowResult | None]()
+        self._known: dict[tuple[int, int], ShadowResult | None] = dict(known)
 
     def __call__(self, round: int, parts: int = 1) -> ShadowResult | None:
         """The local update of a round; ``None``: it diverged, or the round's download was not kept."""

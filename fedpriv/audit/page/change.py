@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from fedpriv.attacks.core.status import Reason
-from fedpriv.audit import sentences
 from fedpriv.audit.answer import CLASSES, CONTRADICTED, MEMBERS, NOT_KNOWN, NOTHING, SINGLES, WORDS_OF_TEXTS
 from fedpriv.audit.conditions import Condition, conditions
 from fedpriv.audit.foreign.nets import GivenNet
@@ -44,7 +42,8 @@ def changes(run: AuditedRun, alike: Sequence[AuditedRun], model: GivenNet = None
         return (first, None) if run.epsilon is not None else (f"{first} {bounded}{_by(trained)}", trained)
     if level == NOT_KNOWN:
         first = "Treat its messages as unsafe."
-        if run.source != "update" and any(map(was_cut, _why_not(run))):
+        covered = run.concluded.coverage
+        if run.source != "update" and covered is not None and any(map(was_cut, covered.not_run.values())):
             first += " The budget left attacks out;"
             if run.source == "run" or model is None:
                 return f"{first} this command runs them, too:", f"fedpriv audit {shlex.quote(run.run_dir)}"
@@ -66,9 +65,8 @@ def changes(run: AuditedRun, alike: Sequence[AuditedRun], model: GivenNet = None
         return before, None
     if run.source == "record":
         return "Treat its messages as unsafe. Record the federation with a defence, and audit both together.", None
-    tried = "Treat its messages as unsafe."
     unknown = [other for other in alike if other.concluded.level == NOT_KNOWN]
-    known = len(alike) - len(unknown)
+    tried, known = "Treat its messages as unsafe.", len(alike) - len(unknown)
     tried += f" None of the other defences that were audited here ({known}) changes that." if known else ""
     tried += f" Of {', '.join(map(_with_defence, unknown))} it is not known." if unknown else ""
     if (target := _target(run)) is None:
@@ -79,17 +77,11 @@ def changes(run: AuditedRun, alike: Sequence[AuditedRun], model: GivenNet = None
 def _before_training(run: AuditedRun) -> str | None:
     """What to do about a finding in what clients told before round 1, which no defence alters; ``None``: it is another."""
     unsafe = "Treat its messages as unsafe. With --secure-aggregation the server learns sums over all clients alone"
-    if run.told_rows and run.concluded.sentence == sentences.told_rows(run):
+    if run.concluded.before_training:
         return f"{unsafe}; with differential privacy, declared bounds and levels (data.bounds, data.levels) they have noise."
     if run.concluded.level == CLASSES and any(result.rule == BEFORE_TRAINING for result in run.labels):
         return f"{unsafe}; without class weights, and with a score that eval.metric names, clients send no counts of classes."
     return None
-
-
-def _why_not(run: AuditedRun) -> Iterator[Reason]:
-    """Why attacks were not run."""
-    covered = run.concluded.coverage
-    yield from () if covered is None else covered.not_run.values()
 
 
 def _by(command: str | None) -> str:
@@ -111,21 +103,16 @@ def _data(run: AuditedRun) -> str:
 
 
 def _may_be_private(run: AuditedRun) -> bool:
-    """Whether sample-level differential privacy may cover all that the run sends, at most without its statistics."""
+    """Whether sample-level differential privacy could cover all that the run sends, if need be with its statistics left out."""
     statistics = {statistic.what for statistic in run.statistics} - OF_MODEL
     return run.source == "run" and not run.batch_norm and not run.no_dp and statistics <= _REMOVABLE
 
 
 def _target(run: AuditedRun) -> Condition | None:
     """A target that the run misses because of its finding; ``None``: no measure shows the finding."""
-    level, best = run.concluded.level, members.best(run.membership)
-    tells_members = members.tells(run.membership)
-    if (
-        level == MEMBERS
-        and tells_members
-        and (best is None or best.together.low <= 0.5)
-        and members.reversed_attack(run.membership) is None
-    ):
+    level, best, tells_members = run.concluded.level, members.best(run.membership), members.tells(run.membership)
+    separates = (best is not None and best.together.low > 0.5) or members.reversed_attack(run.membership) is not None
+    if level == MEMBERS and tells_members and not separates:
         return None  # found at a low false-positive rate, which the area need not show
     halfway = math.floor(50 * (0.5 + (membership_auc(run) or 0.0))) / 100  # between guessing and what was found
     wanted = {

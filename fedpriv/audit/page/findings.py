@@ -1,22 +1,21 @@
-"""The sections on what attacks found: samples in the same form whatever they are, classes, class centres, members, epsilon."""
+"""The sections on what attacks found: samples, classes, class centres, members, hidden values, epsilon."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
 
 from fedpriv.attacks.scoring.scores import wilson
-from fedpriv.audit.formats import NOTHING, bound, counted, interval, listed, percent, plain, points, power, short
+from fedpriv.audit.formats import bound, counted, interval, listed, percent, plain, points, power, short
 from fedpriv.audit.images.pictures import SHOWN
-from fedpriv.audit.judge import attributes, images, members, rows, texts
+from fedpriv.audit.judge import attributes, members
 from fedpriv.audit.page import charts, words
+from fedpriv.audit.page.attempts import because, on_samples
 from fedpriv.audit.page.blocks import (
     Block,
     Bullets,
     Content,
     Details,
     Figure,
-    Inline,
     Measured,
     Paragraph,
     Picture,
@@ -27,30 +26,22 @@ from fedpriv.audit.page.blocks import (
     measured,
     nothing,
 )
-from fedpriv.audit.results.audit import AuditedRun, Part
+from fedpriv.audit.results.audit import AuditedRun
 from fedpriv.audit.results.epsilon import Epsilon
-from fedpriv.audit.results.images import ImageFigures, ImageOutcome, ImageTarget
 from fedpriv.audit.results.labels import LabelResult
 from fedpriv.audit.results.membership import MembershipOutcome
 from fedpriv.audit.results.outcome import ControlResult, Interval
-from fedpriv.audit.results.rows import RowOutcome, RowRates, RowTarget
 from fedpriv.audit.results.sums import Value
-from fedpriv.audit.results.texts import TextOutcome, TextScoreMeans, TextTargetResult
-from fedpriv.audit.sentences import epsilon_notes, known_members
+from fedpriv.audit.sentences.clients import known_members
+from fedpriv.audit.sentences.epsilon import epsilon_notes
 
-Cells = Sequence[Content]
 _MOST_CLASSES = 8
 """Most classes that a cell names."""
 
 
 def findings(run: AuditedRun) -> Iterator[Section]:
     """The findings on a run, in the order of the page."""
-    if "image" in run.modalities:
-        yield _attacks_on("images", run, [_images(run, target) for target in run.images], words.NO_IMAGES, words.FEW_IMAGES)
-    if "text" in run.modalities:
-        yield _attacks_on("texts", run, list(map(_texts, run.texts)), words.NO_TEXTS, words.FEW_TEXTS)
-    if not run.modalities:
-        yield _attacks_on("rows", run, list(map(_rows, run.rows)), words.NO_ROWS, words.FEW_ROWS)
+    yield from on_samples(run)
     yield _classes(run)
     if run.centers or "class centres" in run.not_run:
         yield _centers(run)
@@ -61,114 +52,6 @@ def findings(run: AuditedRun) -> Iterator[Section]:
         yield _epsilon(run.epsilon)
     if run.comparison is not None:
         yield _sums(run)
-
-
-def _because(run: AuditedRun, part: Part) -> str:
-    """The end of a sentence on what was not found: the reason, if the audit has one."""
-    return f": {run.not_run[part]}." if part in run.not_run else "."
-
-
-def _attacks_on(
-    what: Literal["images", "texts", "rows"], run: AuditedRun, targets: list[Section], none: str, few: str
-) -> Section:
-    missing = few if targets else none
-    without = [nothing(missing.format(because=_because(run, what)))] if what in run.not_run or not targets else []
-    return Section(f"Attacks on {what}", [*targets, *without])
-
-
-def _images(run: AuditedRun, target: ImageTarget) -> Section:
-    run_figures = [figures for _, figures in images.ran(target)]
-    limits = sorted({limit for figures in run_figures for limit in figures.success}, key=float, reverse=True)
-    has_distance = any(figures.feature_distance_median is not None for figures in run_figures)
-    best = images.best_of(run, target.kind)
-
-    def cells(figures: ImageFigures) -> Cells:
-        errors = (percent(figures.label_accuracy), power(figures.mse_median), power(figures.mse_best))
-        likeness = (plain(figures.psnr_median_db, 1), plain(figures.ssim_median), plain(figures.feature_distance_median, 3))
-        return [*(measured(figures.success[limit]) for limit in limits), *errors, *likeness[: 2 + has_distance]]
-
-    names = [*(f"%MSE < {limit}" for limit in limits), "#labels right", "#median MSE", "#best MSE", "#median PSNR, dB"]
-    names += ["#median SSIM", "#median EfficientNet-Lite0 feature distance"][: 1 + has_distance]
-    guesses = {
-        name: [
-            *(measured(guess.success.get(limit)) for limit in limits),
-            None,
-            power(guess.mse_median),
-            *[None] * (3 + has_distance),
-        ]
-        for name, guess in target.baselines.items()
-    }
-    missing = dict.fromkeys(why for figures in run_figures if (why := figures.feature_distance_missing) is not None)
-    attempts: list[Block] = [
-        _attempts(target.outcomes, names, cells, guesses, None if best is None else best.outcome),
-        *(Paragraph(f"Not measured: {why}.") for why in missing),
-        *([] if target.baselines else [nothing("No baseline was scored.")]),
-        Bullets(_knowledge(target.outcomes), lead=f"{words.KNOWN}:"),
-    ]
-    every = f"Every attempt ({len(target.outcomes)}) and every guess ({len(target.baselines)})"
-    note = [Paragraph(target.note)] if target.note else []
-    return _of_target(target, [*note, Section("", list(_drawings(target)), drawn=True), Details(every, attempts)])
-
-
-def _drawings(target: ImageTarget) -> Iterator[Block]:
-    """The picture and the plots of a target."""
-    if target.picture is not None:
-        attacks = listed([outcome.attack for outcome, _ in images.ran(target)], "no attacker")
-        alt = f"{target.title}: original images in the first row, below them what {attacks} reconstructed from the message."
-        yield Picture(target.picture, "Originals and reconstructions", alt)
-        if target.picture_note:
-            yield Paragraph(Styled(target.picture_note, "small"))
-    success, descent = charts.success(target, images.LIMIT), charts.descent(target)
-    shares = f"Images recovered (MSE < {images.LIMIT}), with 95 % intervals."
-    captioned = ((success, shares), (descent, words.LOSSES))
-    yield Section("", [Figure(chart, caption) for chart, caption in captioned if chart], "charts")
-
-
-def _texts(target: TextTargetResult) -> Section:
-    def cells(scores: TextScoreMeans) -> Cells:
-        shares = (scores.recall, scores.precision, scores.multiset_recall, scores.multiset_precision)
-        return [*map(percent, shares), plain(scores.rouge_l), measured(scores.exact), measured(scores.labels)]
-
-    def lines(texts: Sequence[str]) -> tuple[Inline, ...]:
-        return tuple(part for text in texts for part in (Styled("", "break"), text))[1:]
-
-    names = ["#tokens found", "#precision", "#tokens found, with counts", "#precision, with counts", "#ROUGE-L"]
-    names += ["%exact sentences", "%labels right"]
-    blocks: list[Block] = [_attempts(target.outcomes, names, cells, {"random words": cells(target.baseline)})]
-    if best := texts.best(target):
-        some = "~some of the true texts" if target.kind == "message" else "~true"
-        shown = "~recovered" if best.figures.rouge_l is not None else "~tokens found, in alphabetical order"
-        rows = []
-        for example in best.figures.examples:
-            more = example.sentences - len(example.true)
-            true = (*lines(example.true), *([Styled(f"and {more} more", "small")] if more > 0 else []))
-            rows.append(Row((true, lines([text or "(nothing)" for text in example.recovered]))))
-        lead = f"Reconstruction by {best.outcome.attack} and the truth:"
-        blocks.append(Table("True and recovered texts", (some, shown), rows, lead=lead))
-    return _of_target(target, [*blocks, Details(words.KNOWN, [Bullets(_knowledge(target.outcomes))])])
-
-
-def _rows(target: RowTarget) -> Section:
-    def cells(rates: RowRates) -> Cells:
-        kinds = [measured(getattr(rates, kind, None)) for kind in shown]
-        return [measured(rates.cells), measured(rates.rows), *kinds]
-
-    best, of_all = rows.best(target), [attack.figures for attack in rows.ran(target)]
-    both = any(figures.numbers and figures.categories for figures in of_all)
-    shown = ["numbers", "categories"] * both + ["labels"] * any(figures.labels for figures in of_all)
-    names = ["%cells right", "%rows right in every cell", *(f"%{kind} right" for kind in shown)]
-    guesses = {name: cells(guess) for name, guess in target.baselines.items()}
-    blocks: list[Block] = [_attempts(target.outcomes, names, cells, guesses, None if best is None else best.outcome)]
-    if best is not None:
-        lines = []
-        for cell in best.figures.example.cells:
-            right = "right" if cell.right else Styled("wrong", "nothing")
-            lines.append(Row((cell.column, cell.true, cell.recovered, right, cell.guessed)))
-        right = f"{best.figures.example.right} of {target.columns} cells are right"
-        lead = f"The row that {best.outcome.attack} recovered best, of which {right}:"
-        heads = ("column", "#true", "#recovered", "outcome", "#most frequent value")
-        blocks.append(Table("A true row and its reconstruction", heads, lines, lead=lead))
-    return _of_target(target, [*blocks, Details(words.KNOWN, [Bullets(_knowledge(target.outcomes))])])
 
 
 def _attributes(run: AuditedRun) -> Section:
@@ -186,67 +69,20 @@ def _attributes(run: AuditedRun) -> Section:
         shown = status.word if status.is_evidence or status.word == "found" else f"{status.word}: {status.why}"
         both = (measured(figures.right), measured(figures.guessed), points(figures.advantage))
         lines.append(Row((*about, *both, _signed(figures.together), shown)))
-    none = f"No column was hidden{_because(run, 'attributes')}"
+    none = f"No column was hidden{because(run, 'attributes')}"
     blocks: list[Block] = [Table("Attribute inference", heads, lines, none, words.ATTRIBUTES if lines else "")]
     if inferred:
         blocks.append(Bullets([f"{sentence}." for sentence in inferred[0].outcome.knows], lead="The attacker:"))
         if "attributes" in run.not_run:
-            blocks.append(nothing(f"Left out{_because(run, 'attributes')}"))
+            blocks.append(nothing(f"Left out{because(run, 'attributes')}"))
     failed = dict.fromkeys(outcome.status.why for outcome in run.attributes if not outcome.status.was_run)
     blocks += [nothing(f"Not tried: {why}.") for why in failed]
-    if run.attribute_controls:
-        caption = "Controls of attribute inference"
-        blocks.append(Details(caption, [controls(run.attribute_controls, caption)]))
-    return Section("Hidden values of rows", blocks)
+    return Section("Hidden values of rows", [*blocks, *_unfolding(run.attribute_controls, "Controls of attribute inference")])
 
 
 def _signed(span: Interval) -> str:
     """An interval of differences, in percentage points."""
     return f"{100 * span.low:+.1f} to {100 * span.high:+.1f}".replace("-", "−")
-
-
-def _of_target(target: ImageTarget | TextTargetResult | RowTarget, blocks: Sequence[Block]) -> Section:
-    kind = Styled("real message" if target.kind == "message" else "easiest case", "pill")
-    return Section((target.title, " ", kind), blocks, "attack")
-
-
-def _attempts(
-    outcomes: Sequence[ImageOutcome | TextOutcome | RowOutcome],
-    names: Sequence[str],
-    cells: Callable[[Any], Cells],
-    guesses: Mapping[str, Cells],
-    best: object = None,
-) -> Table:
-    """Every attempt and every guess.
-
-    Args:
-        names: the columns of the measures; ``cells``: the measures of an outcome's figures. Both depend on the modality.
-        guesses: name -> measures.
-        best: an outcome to point out.
-    """
-    rows = [] if outcomes else [Row((Styled("No attacker was tried.", "nothing"),))]
-    for outcome in outcomes:
-        partial = outcome.partial_leakage if isinstance(outcome, TextOutcome) else None
-        if outcome.figures is None:
-            rows.append(Row((outcome.attack, f"no attempt: {outcome.status.why}{f'; {partial.sentence}' if partial else ''}")))
-            continue
-        budget = outcome.budget
-        if not isinstance(outcome, ImageOutcome) and not outcome.status.is_evidence:
-            budget = f"{budget or NOTHING}; a failure is no evidence: {outcome.status.why}"
-        name = (outcome.attack, " ", Styled("best of this kind", "pill")) if outcome is best else outcome.attack
-        measures = (*cells(outcome.figures), budget, short(outcome.figures.cpu_seconds))
-        rows.append(Row((name, *measures), "best" if outcome is best else ""))
-    rows += [Row((f"{name} (guess)", *measures, None, None), "guess") for name, measures in guesses.items()]
-    return Table("Every attempt", ("attacker", *names, "~budget", "#CPU s"), rows)
-
-
-def _knowledge(outcomes: Sequence[ImageOutcome | TextOutcome | RowOutcome]) -> list[Content]:
-    """What attackers were assumed to know; those that know the same are named together."""
-    attackers = {
-        knows: ", ".join(outcome.attack for outcome in outcomes if outcome.knows == knows)
-        for knows in sorted({outcome.knows for outcome in outcomes})
-    }
-    return [(Styled(who, "strong"), f": {'; '.join(knows) or 'nothing is stated'}.") for knows, who in attackers.items()]
 
 
 def _classes(run: AuditedRun) -> Section:
@@ -280,7 +116,7 @@ def _classes(run: AuditedRun) -> Section:
         counts = (percent(result.count_accuracy), percent(result.single_count_accuracy))
         joint_rows.append(Row((result.sender.short, result.messages, *sets(result), result.single_exact, *counts)))
     blocks = (
-        Table("Labels", heads, rows, f"No attack on labels was mounted on messages of this run{_because(run, 'classes')}"),
+        Table("Labels", heads, rows, f"No attack on labels was mounted on messages of this run{because(run, 'classes')}"),
         Table("Rules for labels", (*rule_heads, "~what it rests on", "~does not apply"), rule_rows, lead=words.LABEL_RULES),
         Table("Labels over several rounds", joint_heads, joint_rows, lead=words.LABELS_TOGETHER),
         _shadow_labels(run),
@@ -301,7 +137,7 @@ def _few_classes(run: AuditedRun, classes: Sequence[int]) -> str:
 def _shadow_labels(run: AuditedRun) -> Paragraph:
     shadow = run.shadow_labels
     if shadow is None:
-        return nothing(f"No attack with shadow clients was mounted{_because(run, 'shadow clients')}")
+        return nothing(f"No attack with shadow clients was mounted{because(run, 'shadow clients')}")
     report, lacking = shadow.report, ""
     if report.lacking:
         lacking = f"; the most common set is right for {percent(report.guess)} of the clients that lack a class "
@@ -318,7 +154,7 @@ def _shadow_labels(run: AuditedRun) -> Paragraph:
 def _centers(run: AuditedRun) -> Section:
     title = "Class centres"
     if not run.centers:
-        return Section(title, [nothing(f"No class centre of this run was attacked{_because(run, 'class centres')}")])
+        return Section(title, [nothing(f"No class centre of this run was attacked{because(run, 'class centres')}")])
     heads = (
         "#round", "client", "#classes", "~samples of each", "#median MSE to the class mean", "#the same for a guess",
         "%images recovered", "#distance of the true images", "#of those found",
@@ -345,7 +181,7 @@ def _membership(run: AuditedRun) -> Section:
     separations = list(members.ran(run.membership))
     attacks = [separation.outcome for separation in separations]
     if not attacks:
-        blocks.append(nothing(f"No membership inference was mounted on messages of this run{_because(run, 'membership')}"))
+        blocks.append(nothing(f"No membership inference was mounted on messages of this run{because(run, 'membership')}"))
     else:
         drawn = [Figure(chart, words.ROC) for chart in charts.rocs(run.membership)]
         blocks += drawn[:1]
@@ -371,10 +207,7 @@ def _membership(run: AuditedRun) -> Section:
     blocks += [Paragraph(Styled(note, "small")) for note in notes]
     blocks.append(Bullets(_knowledge_by_sentence(attacks), lead="What the attackers were assumed to know:"))
     blocks += [nothing(f"Not tried: {attack}, as {reason}.") for attack, reason in members.not_run(run.membership).items()]
-    if run.membership_controls:
-        caption = "Controls of the membership attacks"
-        blocks.append(Details(caption, [controls(run.membership_controls, caption)]))
-    return Section("Membership", blocks)
+    return Section("Membership", [*blocks, *_unfolding(run.membership_controls, "Controls of the membership attacks")])
 
 
 def _knowledge_by_sentence(attacks: Sequence[MembershipOutcome]) -> list[Content]:
@@ -394,14 +227,18 @@ def _knowledge_by_sentence(attacks: Sequence[MembershipOutcome]) -> list[Content
     return lines
 
 
-def controls(results: Sequence[ControlResult], caption: str, empty: str = "") -> Table:
+def _unfolding(results: Sequence[ControlResult], caption: str) -> list[Block]:
+    return [Details(caption, [controls(results, caption)])] if results else []
+
+
+def controls(results: Sequence[ControlResult], caption: str) -> Table:
     """Controls of attacks with their outcomes."""
     heads = ("attack", "control", "outcome", "~what happened", "#CPU s")
     rows = []
     for control in results:
         outcome = ("passed" if control.passed else "failed", control.sentence, plain(control.cpu_seconds, 1))
         rows.append(Row((control.attacker, control.name, *outcome)))
-    return Table(caption, heads, rows, empty)
+    return Table(caption, heads, rows)
 
 
 def lower_bound(epsilon: Epsilon) -> tuple[float, str] | None:
@@ -440,5 +277,5 @@ def _sums(run: AuditedRun) -> Section:
         both = [shown(value, row.measure == "membership") for value in (row.on_sums, row.on_uploads)]
         rows.append(Row((words.MEASURES[row.measure], row.attack, *both)))
     heads = ("measure", "attack", "#on the sums (95 %)", "#on single uploads (95 %)")
-    none = f"The sums cannot be compared with single uploads{_because(run, 'single uploads')}"
+    none = f"The sums cannot be compared with single uploads{because(run, 'single uploads')}"
     return Section("With and without secure aggregation", [Table("Secure aggregation", heads, rows, none, words.SUMS)])

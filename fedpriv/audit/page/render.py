@@ -17,7 +17,8 @@ from markupsafe import Markup, escape
 
 from fedpriv.audit import formats
 from fedpriv.audit.page.blocks import Content, Inline, Measured, Styled, Table
-from fedpriv.audit.page.sections import sections, title
+from fedpriv.audit.page.overview import title
+from fedpriv.audit.page.sections import sections
 from fedpriv.audit.page.words import GLOSSARY
 from fedpriv.audit.results.audit import Audit
 from fedpriv.errors import FedprivError

@@ -57,7 +57,7 @@ def upwards(low: float, high: float, log: bool = False) -> Scale:
 
 
 def element(tag: str, text: object = None, /, **attributes: object) -> Markup:
-    """An SVG element. Of the names of attributes, ``class_`` is ``class`` and ``text_anchor`` is ``text-anchor``."""
+    """An SVG element. In names of attributes, a last underscore is dropped (``class_``), and others become hyphens."""
     names = {name: name.rstrip("_").replace("_", "-") for name in attributes}
     written = Markup("").join(Markup(' {}="{}"').format(names[name], value) for name, value in attributes.items())
     return Markup("<{0}{1}/>" if text is None else "<{0}{1}>{2}</{0}>").format(tag, written, text)

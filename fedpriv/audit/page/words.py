@@ -115,6 +115,28 @@ READING = (
     "The easiest case (clients with a single sample, simulated by the audit with the run's own training and defences) shows what "
     "the same attacks reach under the best conditions; the run did not send these messages.",
 )
+ATTACKS_OF_AUDITS = {
+    "loss threshold": "Membership inference by the confidence of a sample's label under the uploaded model: higher for members "
+    "(Yeom et al. 2018).",
+    "LiRA, LiRA offline": "Membership inference that compares a sample's score with its scores under shadow models that were "
+    "trained with it and without it (offline: only without it). Where no other score is named, it is the confidence of the label "
+    "(Carlini et al. 2022).",
+    "FedMIA": "Membership inference that compares a sample's score with its scores under the other clients' messages, over "
+    "several rounds (Zhu et al. 2025).",
+    "linear probe, head trained by the server": "How the server completes an upload without the last layers: by a logistic "
+    "regression on the encoder's features of its own samples, or by layers that it trained itself.",
+    "row distance": "The distance between a linear layer's input for a given sample and the nearest row of the layer's weight "
+    "gradient, divided by its bias gradient; such rows are means of inputs in training.",
+    "gradient regression": "How much each given sample's gradient, at the weights that the server sent, contributes to a "
+    "message, solved for all given samples at once; over rounds, the scores of all rounds are added.",
+    "running statistics": "BatchNorm's means and variances. As an attack: how much each given sample contributes to those of a "
+    "message, solved for all given samples at once.",
+    "class centre": "The mean of a client's embeddings of one class (class prototype), which some methods send. As an "
+    "attack: how near a given sample's embedding is to its class's centre.",
+    "attribute regression": "Which value of a hidden column is behind a message, by a gradient regression on the row completed "
+    "with each value.",
+}
+"""The attacks that audits alone mount, by the names that reports print, and what else is in these names."""
 GLOSSARY = {
     "client, server, round": "Clients hold data and train; the server sends them a model and merges what they send back; "
     "one such exchange is a round.",
@@ -136,17 +158,13 @@ GLOSSARY = {
     "Wilson interval": "A confidence interval for a success rate that is valid for few cases; if 0 of 72 succeed, it reaches "
     "up to 5 %.",
     "membership inference": "Inferring whether a client trained on a given sample.",
-    "row distance": "The distance between a linear layer's input for a given sample and the nearest row of the layer's weight "
-    "gradient, divided by its bias gradient; such rows are means of inputs in training.",
-    "gradient regression": "How much each given sample's gradient, at the weights that the server sent, contributes to a "
-    "message, solved for all given samples at once; over rounds, the scores of all rounds are added.",
+    **ATTACKS_OF_AUDITS,
     "ROC": "Receiver operating characteristic: the share of members found against the share of non-members falsely accused, over "
     "all thresholds.",
     "AUC": "Area under the ROC: the probability that a member scores higher than a non-member; 0.5 is guessing.",
     "TPR at FPR": "True-positive rate at a false-positive rate: the share of members that is found while at most that share of "
     "the non-members is falsely accused.",
     "F1": "The harmonic mean of precision and recall over the classes; compare it with that of constant answers.",
-    "class centre": "The mean of a client's embeddings of one class (class prototype), which some methods send.",
     "shadow client, shadow model": "One that the attacker simulates on data it knows, to learn what messages reveal.",
     "epsilon, delta": "The parameters of differential privacy: how much the data of one person (or sample) can change what an "
     "observer sees, except with a probability of about delta; smaller is stronger, and 0 is no influence at all.",

@@ -203,18 +203,25 @@ class AttackerView:
         victim = self.victim(message) if sent is None else self._victim(frozenset(sent))
         broadcast, space = self._record.store.broadcast(), self._federation.resident.space
         initial = space.unpack(initial_row(self._federation, broadcast).cpu()) if message.first_update else {}
-        known, wanted = {**initial, **self._public(), **message.received}, set(state_names(victim.net))
+        known, wanted = {**initial, **self._public, **message.received}, set(state_names(victim.net))
         names = {name: cut_name for name, cut_name in victim.names.items() if cut_name in wanted}
         return {cut_name: known[name] for name, cut_name in names.items()} if names.keys() <= known.keys() else None
 
+    @cached_property
+    def _broadcast(self) -> Mapping[str, Tensor]:
+        """What the server broadcast in round 0."""
+        broadcast = self._record.store.broadcast()
+        return {} if broadcast is None else broadcast.tensors()
+
+    @cached_property
     def _public(self) -> dict[str, Tensor]:
         """Constants that are never trained are public and not sent, so they are not part of the net's state."""
         space, held = self._federation.resident.space, self._net.state_dict()
         return {name: tensor for name, tensor in held.items() if name not in space and tensor.is_floating_point()}
 
     def _weights(self, message: Message, victim: Victim, threat: ThreatModel) -> dict[str, Tensor]:
-        broadcast, public = self._record.store.broadcast(), self._public()
-        known = {**public, **({} if broadcast is None else broadcast.tensors()), **message.received}
+        public = self._public
+        known = {**public, **self._broadcast, **message.received}
         hidden_too = threat.top == "initial"
         weights = {}
         for name, cut_name in victim.names.items():

@@ -13,7 +13,7 @@ from fedpriv.audit.record.base import Message
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import ShadowUpdates
 from fedpriv.audit.record.views import Recorder, recorded
-from fedpriv.client.client import receive
+from fedpriv.client.receiving import receive
 from fedpriv.client.suspicion import generator_of_run
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, SuspiciousDownload

@@ -30,7 +30,7 @@ from fedpriv.audit.record.statistics import MEANINGS, UNKNOWN, as_gradient, kind
 from fedpriv.audit.record.views import recorded, views_of
 from fedpriv.audit.results.outcome import Sender
 from fedpriv.audit.results.wire import Statistic
-from fedpriv.client.client import check_download
+from fedpriv.client.receiving import check_download
 from fedpriv.data.dataset import Texts
 from fedpriv.data.encoding import Column, NumberColumn
 from fedpriv.data.federated import Split, Whole

@@ -19,6 +19,7 @@ from fedpriv.samples import Modality, each, missing_modality
 from fedpriv.secure.layout import Layout
 from fedpriv.secure.protocol_checks import as_sent, expected_mean
 from fedpriv.server.clients import Instruction
+from fedpriv.simulation.executor_choice import ExecutorChoice
 from fedpriv.simulation.executors.in_process import in_process_executor
 from fedpriv.simulation.setup import Federation
 from fedpriv.wire import Payload, Sealed, seal
@@ -26,6 +27,10 @@ from fedpriv.wire.coding import decoded
 
 if TYPE_CHECKING:
     from fedpriv.audit.record.run import RunRecord
+
+TOGETHER = 12
+"""Shadows that train at the same time on a CPU, where the run's clients train in groups: its own group size shares a round's few
+clients among processes, while shadows are many and in one. In groups of 11 they take 0.6 of what they take in groups of 5."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +99,14 @@ class ShadowUpdates:
     def run(self, data: DataOf, numbers: Sequence[int]) -> Iterator[ShadowResult | None]:
         """Train the shadows with these numbers and yield their results in this order; ``None`` for one that diverged.
 
-        Shadows train as the run's clients do, one after another or in groups. Only one group's data and models are in memory,
-        besides what the caller keeps. All run in this process even if the run had workers: forked workers do not have the
-        shadows' data, and do not return models.
+        Shadows train as the run's clients do, one after another or in groups, which may be larger (:data:`TOGETHER`). Only one
+        group's data and models are in memory, besides what the caller keeps. All run in this process even if the run had workers:
+        forked workers do not have the shadows' data, and do not return models.
         """
         fed = self.federation
         shadows = cast(FederatedData, _Shadows(data, fed.config.data.clients, self.parts))
-        federation = replace(fed, data=shadows, agreement=replace(fed.agreement, initial=self.initial))
+        agreement = replace(fed.agreement, initial=self.initial)
+        federation = replace(fed, data=shadows, agreement=agreement, choice=_in_larger_groups(fed))
         # Grouping does not change the results, so the warning that a group did not fit into memory is dropped.
         executor = in_process_executor(federation, None, lambda text: None)
         clients = [fed.config.data.clients + number * self.parts + part for number in numbers for part in range(self.parts)]
@@ -123,6 +129,15 @@ class ShadowUpdates:
         uploaded = as_sent(mean, expected_mean(self.federation.agreement, self.round, self.received, len(updates)))
         sealed = seal(Payload(uploaded, self.round, transforms=updates[0].sealed.transforms))
         return ShadowResult(uploaded, torch.stack([update.model for update in updates]).mean(0), sealed)
+
+
+def _in_larger_groups(federation: Federation) -> ExecutorChoice | None:
+    """The executor of the shadows."""
+    choice = federation.choice
+    if choice is None or choice.together is None or federation.resident.device.type != "cpu":
+        return choice
+    size = max(choice.together[1], TOGETHER)
+    return replace(choice, config=choice.config.model_copy(update={"group_size": size}))
 
 
 def own_update(record: RunRecord, message: Message, samples: Split) -> ShadowResult:

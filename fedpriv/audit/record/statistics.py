@@ -24,7 +24,8 @@ from fedpriv.defenses.mask import Mask
 from fedpriv.defenses.stage import Stage
 from fedpriv.errors import UsageError
 from fedpriv.models.net import Net
-from fedpriv.models.state import changed_by_data, unchanged
+from fedpriv.models.snapshot import unchanged
+from fedpriv.models.state import changed_by_data
 from fedpriv.noise_source import SeededNoise
 from fedpriv.seeding import generator
 from fedpriv.wire import STATISTIC, Payload, TransformContext, statistic

@@ -32,9 +32,9 @@ class Coverage:
 
     Attributes:
         run: attacks that were run on some message.
-        shortened: those of them that the audit's budget kept from further messages or samples.
-        not_run: why the others were not run; ``also``: further kinds of reasons, on other messages, for those that have some.
-        clients: of the run; ``not_kept``: those none of whose messages were kept, so that no attack saw them.
+        shortened: those of them that the audit's budget stopped before they had seen all messages or samples.
+        not_run: why each of the others was not run; ``also``: the further reasons, where messages differ in them.
+        clients: how many the run has; ``not_kept``: those of whom no message was kept, so that no attack saw them.
     """
 
     run: tuple[str, ...] = ()
@@ -52,6 +52,7 @@ class Answer:
     Attributes:
         level: its place in :data:`fedpriv.audit.answer.WORDS`, worst first.
         sentence: the finding behind it; ``picture``: file name of one that shows it; ``roc``: the membership curves show it.
+        before_training: whether the finding is on what clients told before round 1, which no defence of the uploads alters.
         not_tried: attacks that were not mounted, and why.
         change, command: what to do, and the command that does it.
         coverage: which attacks were run; ``None``: an audit of an earlier version does not say.
@@ -62,6 +63,7 @@ class Answer:
     sentence: str
     picture: str | None = None
     roc: bool = False
+    before_training: bool = False
     not_tried: tuple[str, ...] = ()
     change: str = ""
     command: str | None = None
@@ -88,7 +90,7 @@ class AuditedRun:
         modalities: of its samples; empty: rows of a table.
         client_names, class_names: by number; empty where they are numbers.
         participants: clients in a round.
-        not_kept: names of the clients none of whose messages were kept.
+        not_kept: names of the clients of whom no message was kept.
         defence: transforms, secure aggregation and differential privacy, as they are named.
         server_knows, outsider_knows, conditions: in sentences; ``batch_norm``: whether the net normalises by the batch.
         no_dp: whether sample-level differential privacy is refused for its method, its training, or columns without bounds.

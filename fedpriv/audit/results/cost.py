@@ -14,9 +14,9 @@ class Cost:
 
     Attributes:
         metric: the score that the run is ranked by (``eval.metric``), and ``score`` its value if it is not the accuracy.
-        averaged_rounds: over how many last rounds scores are means; ``last_round``: of the last one alone, the score that
-            the run is ranked by.
-        worst_tenth: accuracy of the worst tenth of the clients; of a regression, this score.
+        averaged_rounds: scores are means over so many last rounds; ``last_round``: the score that the run is ranked by, in the
+            last round alone.
+        worst_tenth: accuracy of the worst tenth of the clients; of predicted numbers, the score that the run is ranked by.
         chance: accuracy of the best constant answer; ``at_chance``: the model is no better, within its 95 % interval,
             by the score that it is ranked by.
         probes: results of ``fedpriv probe``.

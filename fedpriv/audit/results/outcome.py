@@ -121,8 +121,8 @@ T = TypeVar("T")
 
 
 def reworded(results: T, word: Callable[[str], str]) -> T:
-    """Results with other words for the reasons in them, such as with a net's own names of layers. Those of controls that failed
-    are on other nets, and stay."""
+    """Results whose reasons are reworded, for instance with a net's own names of layers. Reasons of failed controls are on other
+    nets, and stay."""
     if isinstance(results, Reason):
         return results if results.kind == "control failed" else replace(results, text=word(results.text))
     if isinstance(results, tuple):

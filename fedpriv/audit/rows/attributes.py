@@ -1,10 +1,10 @@
-"""Attribute inference on the messages of a run: the attacker knows rows of a client but for one column, and asks the message.
+"""Attribute inference on the messages of a run: the attacker knows rows of a client but for one column, and infers it.
 
-What the other columns and the label already tell is a logistic regression on other clients' rows and on the client's
-remaining rows, which the attacker knows, too, as the adversary of differential privacy does: the attack's prior. A message also
-tells of the client's rows in general, such as that all of them have a value that is missing elsewhere, which is no finding on a
-single row. So the attack is compared with the best of three guesses on the same rows: that prior; the same by the client's
-remaining rows alone; and always its most frequent value.
+The other columns and the label already tell something of the hidden one. The attack's prior is therefore a logistic regression on
+rows of other clients and on the client's remaining rows, which the attacker knows, as the adversary of differential privacy does.
+A message also tells of the client's rows in general, for instance that all of them have a value that is missing elsewhere. This
+is no finding on a single row. So the attack is compared with the best of three guesses on the same rows: the prior; the same
+regression on the client's remaining rows alone; and the client's most frequent value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedpriv.attacks.lab.control import Control, run_control
 from fedpriv.attacks.lab.same_net import TRIED_ON, undefended
 from fedpriv.attacks.lab.trial import difference_reasons
 from fedpriv.attacks.scoring.scores import wilson
-from fedpriv.audit.judge.attributes import FEW, status_of
+from fedpriv.audit.judge.attributes import FEW, succeeded
 from fedpriv.audit.membership.member_scores import is_finite
 from fedpriv.audit.progress import BudgetSpent, Progress
 from fedpriv.audit.record.base import Message, Record, RegressionInputs
@@ -90,7 +90,8 @@ class _Named:
     """How many values of ``n`` rows were named.
 
     Attributes:
-        both, gained, lost: with a message and by the best guess without it, only with it, only by the guess.
+        both: rows whose value was named with a message, and by the best guess without it.
+        gained, lost: rows whose value was named only with the message, and only by the guess.
     """
 
     n: int
@@ -112,8 +113,16 @@ class _Named:
         return cls(n, both, gained, lost, sum(each.cpu_seconds for each in every))
 
     def interval(self, level: float) -> tuple[float, float]:
-        """Of the difference that the message makes."""
+        """The interval of the difference that the message makes."""
         return paired_interval(self.gained, self.lost, self.n, level)
+
+    @property
+    def figures(self) -> AttributeFigures:
+        """The figures of a column; the interval is that of the column alone."""
+        return AttributeFigures(
+            right=wilson(self.both + self.gained, self.n), guessed=wilson(self.both + self.lost, self.n), gained=self.gained,
+            lost=self.lost, together=Interval(*self.interval(LEVEL), 1), cpu_seconds=self.cpu_seconds,
+        )  # fmt: skip
 
     @property
     def sentence(self) -> str:
@@ -171,16 +180,13 @@ def _on_message(
         raise FedprivError(f"round {round}: no other client has rows of the client's classes")
     progress.in_time()
     inputs = record.regression(message, Split(trained.rows, trained.labels))
-    columns, trained = (
-        list(choices_of(record.encoding, known.rows))[:COLUMNS],
-        trained.at(torch.isin(groups(trained.labels), groups(known.labels))),
-    )
+    columns = list(choices_of(record.encoding, known.rows))[:COLUMNS]
+    trained = trained.at(torch.isin(groups(trained.labels), groups(known.labels)))
     lesson = _Lesson(inputs.messages[1], trained.at(slice(LESSON)), trained.at(slice(LESSON, None)), known, inputs)
     named = [_ask(lesson, inputs.messages, choices, asked, rest) for choices in columns]
     observed, sender = inputs.messages[0], record.sender(round, client)
     negative = _negative([pair[1] for pair in named], round)
-    controls = [ControlResult(ATTACK, **vars(negative))]
-    on_message = [pair[0] for pair in named]
+    controls, on_message = [ControlResult(ATTACK, **vars(negative))], [pair[0] for pair in named]
     reasons: tuple[Reason, ...] = difference_reasons(observed.control_differences)
     if negative.passed and not reasons and not any(each.interval(LEVEL / len(named))[0] > 0 for each in on_message):
         same_net = _same_net(record, message, inputs, columns, trained, known, seed)
@@ -197,7 +203,7 @@ def _on_message(
             sender=sender, column=choices.column, values=len(choices.entries),
         )  # fmt: skip
         if negative.passed:
-            outcomes.append(replace(outcome, figures=_figures(each)))
+            outcomes.append(replace(outcome, figures=each.figures))
         else:
             failed = Reason("control failed", f"its negative control failed: {negative.sentence}")
             outcomes.append(replace(outcome, status=Status.not_run(failed)))
@@ -223,8 +229,8 @@ class _Lesson:
     """What the attacker has besides the messages that it attacks.
 
     Attributes:
-        message: on rows that it knows: ``rows``, and ``others``.
-        known: further rows.
+        message: a message on rows that the attacker knows: on ``rows``, by which it learns, and on ``others``.
+        known: further rows that it knows.
     """
 
     message: Observation
@@ -245,14 +251,14 @@ class _Lesson:
         return log_likelihoods(messages, completed, prior, public, self.inputs.path, self.inputs.clip, certain)
 
     def trust(self, choices: Choices) -> float:
-        """How far likelihoods are to be trusted, by the message whose rows the attacker knows."""
+        """How far the attacker trusts likelihoods, as learned from the message whose rows it knows."""
         prior = _by_others(choices, self.known.beside(self.others), self.rows)
         (learned,) = self.likelihoods([self.message], choices, prior, self.rows, self.others)
         return trust(prior, learned, choices.of(self.rows.rows))
 
 
 def _ask(lesson: _Lesson, messages: Sequence[Observation], choices: Choices, asked: _Rows, rest: _Rows) -> list[_Named]:
-    """What each message names of a column of the asked rows.
+    """The values of a column that each message names, for the asked rows.
 
     Args:
         rest: the client's remaining rows.
@@ -274,7 +280,7 @@ def _by_others(choices: Choices, known: _Rows, asked: _Rows) -> Tensor:
 
 
 def _some_of_each(labels: Tensor, wanted: Tensor) -> Tensor:
-    """Positions of at most :data:`REGRESSED` samples of the wanted classes: as many of each as there are."""
+    """Positions of at most :data:`REGRESSED` samples of the wanted classes, shared out equally among the classes."""
     classes = torch.unique(wanted)
     each = max(1, REGRESSED // len(classes))
     return torch.cat([(labels == label).nonzero().flatten()[:each] for label in classes])
@@ -303,7 +309,7 @@ def _at_once(outcomes: Sequence[AttributeOutcome]) -> tuple[AttributeOutcome, ..
             every, _ = paired_interval(n - figures.guessed.successes, 0, n, level)
             figures = replace(figures, together=Interval(*span, count))
             few = () if every > 0 else (Reason("too few samples", FEW),)
-            outcome = replace(outcome, figures=figures, status=status_of(figures, (*few, *outcome.status.reasons)))
+            outcome = replace(outcome, figures=figures, status=Status.of(succeeded(figures), (*few, *outcome.status.reasons)))
         judged.append(outcome)
     return tuple(judged)
 
@@ -343,12 +349,3 @@ def _same_net(
         )
 
     return run_control("same net", ATTACK, TRIED_ON, check)
-
-
-def _figures(named: _Named) -> AttributeFigures:
-    """The figures of a column; the interval is that of the column alone."""
-    right, guessed = named.both + named.gained, named.both + named.lost
-    return AttributeFigures(
-        right=wilson(right, named.n), guessed=wilson(guessed, named.n), gained=named.gained, lost=named.lost,
-        together=Interval(*named.interval(LEVEL), 1), cpu_seconds=named.cpu_seconds,
-    )  # fmt: skip

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.attack import RowAttack
-from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.row_attempts import RowAttempt, suited_to_rows
 from fedpriv.attacks.lab.trial import Attacker, Trial
@@ -39,9 +38,7 @@ class AttackedRows:
 def on_message(record: Record, round: int, client: int, seed: int, say: Say) -> AttackedRows:
     """Attack a client's message of a round."""
     target = message(record, round, client)
-    schedule = target.observe(ThreatModel())[0].schedule
-    steps = None if schedule is None else schedule.steps
-    target = replace(target, title=record.title(round, client, f"{len(target.rows)} training rows", steps))
+    target = target.described(record, round, client, f"{len(target.rows)} training rows")
     return _attacked(target, "message", round, record.sender(round, client), seed, say)
 
 

@@ -125,7 +125,6 @@ class TextTarget(Task[TextAttack, TextReconstruction, TextAttempt]):
         return [str(text) for text in self.encoder.tokenizer.batch_decode(kept)]
 
     def messages(self, attacker: Attacker[TextAttack]) -> Iterator[list[Observation]]:
-        """See :meth:`Task.messages`."""
         if self.unreadable:
             raise NotTried(Reason("not available", self.unreadable))
         if attacker.attack.finds_order and self.beside:
@@ -139,7 +138,6 @@ class TextTarget(Task[TextAttack, TextReconstruction, TextAttempt]):
             raise NotTried(Reason("not available", str(error))) from None
 
     def samples_behind(self, part: Sequence[Observation]) -> int:
-        """See :meth:`Task.each`."""
         return self.size
 
     def note_part(
@@ -151,14 +149,12 @@ class TextTarget(Task[TextAttack, TextReconstruction, TextAttempt]):
         return _differences(attacker, self, part[0]), astray
 
     def not_tried(self, attacker: Attacker[TextAttack], reason: NotTried) -> TextAttempt:
-        """See :meth:`Task.not_tried`."""
         why = reason.reason
         is_partial = why.kind == "does not apply" or (self.unreadable is not None and why.kind == "not available")
         left = partial_leakage(self._observe(attacker), self) if is_partial else None
         return TextAttempt(attacker, inapplicable=why, left=left)
 
     def judge(self, attacker: Attacker[TextAttack], mounted: Mounted[TextReconstruction], trial: Trial) -> TextAttempt:
-        """See :meth:`Task.judged`."""
         reconstructed = [result for result in mounted.results if not isinstance(result, str)]
         refusals = [result for result in mounted.results if isinstance(result, str)]
         whole = _joined(mounted.results, reconstructed[0], self.size, self.facts.pad)

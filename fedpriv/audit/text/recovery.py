@@ -75,11 +75,7 @@ def _outcome(attempt: TextAttempt, target: TextTarget, baseline: TextScoreMeans)
 
 
 def _budget(attacker: Attacker[TextAttack]) -> str:
-    words = {"steps": "step of Adam", "starts": "start", "sweeps": "sweep"}
     options = {f.name: getattr(attacker.attack, f.name) for f in fields(attacker.attack)}  # type: ignore[arg-type]
-    counts = {word: options[name] for name, word in words.items() if name in options}
-    return ", ".join(_counted(n, *word.partition(" ")) for word, n in counts.items()) or "no optimisation"
-
-
-def _counted(n: int, word: str, space: str, rest: str) -> str:
-    return f"{n} {word}{'' if n == 1 else 's'}{space}{rest}"
+    counts = [(options[f"{word}s"], word) for word in ("step", "start", "sweep") if f"{word}s" in options]
+    shown = [f"{n} {word}{'s' * (n != 1)}{' of Adam' * (word == 'step')}" for n, word in counts]
+    return ", ".join(shown) or "no optimisation"

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedpriv.data.augmentation.by_kornia import flip_jitter_rotate
-from fedpriv.data.augmentation.simclr_views import simclr_views
+from fedpriv.data.augmentation.by_kornia import flip_jitter_rotate, simclr_views
 
 PADDING = 4
 TURN = 15.0

@@ -148,8 +148,8 @@ def make_partition(
         test_labels: ``(N_test,)`` class ids of the test split.
         classes: 0: labels are numbers, and here all samples are of class 0.
         seed: used unless ``config.partition.seed`` is set.
-        owners: whose each sample is, where the partition takes its clients from the data. A client is then tested on test samples
-            of its own, if the data have them.
+        owners: the client of each sample, where the partition takes its clients from the data. A client is then tested on test
+            samples of its own, if the data have them.
         names: of the classes, for messages.
 
     Raises:
@@ -203,7 +203,7 @@ def _build(
     )
     try:
         indices = named.rule(task)
-    except UsageError as error:  # because clients were read as classes, perhaps, of which the data's notes are not shown now
+    except UsageError as error:  # perhaps as clients were read as classes; the note that says so is not shown after an error
         if (hint := looks_like_clients(Path(config.name).expanduser())) is None:
             raise
         raise UsageError(f"{error}; {hint}") from None

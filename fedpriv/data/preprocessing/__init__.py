@@ -1,1 +1,1 @@
-"""What a run did to its samples before its net took them, in a form that is stored; and new samples, treated in the same way."""
+"""How a run prepares its samples for its net, in a form that is stored; and new samples, prepared in the same way."""

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpriv.data.preprocessing.stored import ArrayForm
+from fedpriv.data.preprocessing.stored import ScaledForm
 from fedpriv.errors import UsageError
 
 
-def read_arrays(data: Any, form: ArrayForm) -> Tensor:
+def read_arrays(data: Any, form: ScaledForm) -> Tensor:
     """Inputs ``(N, C, ...)`` float32 of arrays that are given as an array, a tensor or a list, or as a parquet file with a column
     of them.
 

@@ -13,14 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.data.pools import Images
-from fedpriv.data.preprocessing.stored import ImageForm
+from fedpriv.data.preprocessing.stored import ScaledForm
 from fedpriv.data.tables import decoding
 from fedpriv.errors import FedprivError, UsageError, first_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-    from fedpriv.data.tables.files import Table
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +36,12 @@ class NewImages:
     resized: int
 
 
-def scaled(pixels: Tensor, form: ImageForm) -> Tensor:
+def scaled(pixels: Tensor, form: ScaledForm) -> Tensor:
     """Images ``(N, C, H, W)`` uint8 as the net's inputs."""
     return Images(pixels, form.mean, form.std, pixels.device).pick(slice(None))
 
 
-def read_images(data: Any, form: ImageForm) -> NewImages:
+def read_images(data: Any, form: ScaledForm) -> NewImages:
     """Images that are given as an array or tensor ``(N, H, W)``, ``(N, C, H, W)`` or ``(N, H, W, C)``, uint8 or floats in [0,
     1]; as a list of such arrays, PIL images or paths; as a path of an image, of a folder of images, or of a table that has or
     names them.
@@ -98,7 +96,7 @@ def _opened(data: Any) -> list[Image]:
     return [PIL.Image.fromarray(image) for image in pixels(array)]
 
 
-def _of_files(files: Sequence[Path], form: ImageForm, names: tuple[str, ...]) -> NewImages:
+def _of_files(files: Sequence[Path], form: ScaledForm, names: tuple[str, ...]) -> NewImages:
     import PIL.Image
 
     from fedpriv.data.tables.depth import DEEP, is_deep
@@ -117,7 +115,7 @@ def _of_files(files: Sequence[Path], form: ImageForm, names: tuple[str, ...]) ->
     return _brought(images, form, names)
 
 
-def _brought(images: Sequence[Image], form: ImageForm, names: tuple[str, ...] | None = None) -> NewImages:
+def _brought(images: Sequence[Image], form: ScaledForm, names: tuple[str, ...] | None = None) -> NewImages:
     """Images in the mode and size of training."""
     channels, height, width = form.shape
     array: NDArray[np.uint8] = np.empty((len(images), height, width, *([] if channels == 1 else [channels])), np.uint8)
@@ -131,13 +129,14 @@ def _brought(images: Sequence[Image], form: ImageForm, names: tuple[str, ...] | 
     return NewImages(tensor, names, others)
 
 
-def _of_table(path: Path, form: ImageForm) -> NewImages:
+def _of_table(path: Path, form: ScaledForm) -> NewImages:
     """The images of a table that has them, or names them."""
+    from fedpriv.data.tables.columns import image_column
     from fedpriv.data.tables.files import open_file
     from fedpriv.data.tables.paths import with_images
 
     (table,) = with_images([open_file(path)], ())
-    image = _column(table)
+    image = image_column(table.features)
     if image is None:
         raise UsageError(f"{path} has no column of images; its columns are: {', '.join(table.features)}")
     rows = np.arange(len(table.column(image)))
@@ -148,21 +147,11 @@ def _of_table(path: Path, form: ImageForm) -> NewImages:
     return NewImages(decoding.decode(table, image, rows, _mode(form), side), None, others)
 
 
-def _column(table: Table) -> str | None:
-    import datasets
-
-    from fedpriv.data.tables.columns import IMAGE_COLUMNS, choose, holds_bytes
-
-    kinds = table.features
-    typed = [name for name, kind in kinds.items() if isinstance(kind, datasets.Image)]
-    return choose(typed or [name for name, kind in kinds.items() if holds_bytes(kind)], IMAGE_COLUMNS)
-
-
-def _mode(form: ImageForm) -> decoding.Mode:
+def _mode(form: ScaledForm) -> decoding.Mode:
     return "L" if form.shape[0] == 1 else "RGB"
 
 
-def _side(form: ImageForm, size: Sequence[int]) -> int:
+def _side(form: ScaledForm, size: Sequence[int]) -> int:
     """Pixels a side to which an image of another size ``(H, W)`` is brought.
 
     Raises:

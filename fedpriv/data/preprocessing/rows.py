@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.data.encoding import CategoryColumn, Column, Entries, NumberColumn, level_of
-from fedpriv.data.tables.files import open_file
+from fedpriv.data.tables.files import Columnar, Typed, open_file
 from fedpriv.data.user_data.numbers import DATED, is_string, numbers_of, plain_numbers
 from fedpriv.errors import UsageError
+from fedpriv.untrusted.names import first_few
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,29 +27,16 @@ _SHOWN = 3
 """How many unknown levels a line names."""
 
 
-class NewRows(Protocol):
-    """Rows with columns by name, of which those that are not asked for may be anything."""
-
-    @property
-    def origin(self) -> str:
-        """The source of the rows, for messages."""
+class NewRows(Columnar, Protocol):
+    """Rows with columns by name; those that are not asked for may be anything."""
 
     @property
     def names(self) -> Sequence[str]:
         """The names of the columns."""
 
-    def column(self, name: str) -> pa.ChunkedArray:
-        """One column."""
-
-    def written(self, name: str) -> pa.ChunkedArray | None:
-        """One column of CSV as texts, as they are in the file; ``None``: the rows have types of their own."""
-
-    def at(self, row: int) -> str:
-        """Where a row is, for messages."""
-
 
 @dataclass(frozen=True, eq=False)
-class Frame:
+class Frame(Typed):
     """The rows of a pandas DataFrame."""
 
     frame: pd.DataFrame
@@ -72,9 +60,6 @@ class Frame:
         except (pa.ArrowInvalid, pa.ArrowTypeError):  # of several types: as in a file, they are texts
             array = pa.array([None if missing else str(value) for value, missing in zip(values, values.isna(), strict=True)])
         return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
-
-    def written(self, name: str) -> None:
-        return None
 
     def at(self, row: int) -> str:
         return f"{self.origin}, row {self.frame.index[row]}"
@@ -183,9 +168,8 @@ def _levels(rows: NewRows, column: CategoryColumn) -> tuple[Entries, list[str]]:
     unknown = sorted({repr(values[row]) for row in np.flatnonzero(entries[:, -1])})
     if not unknown:
         return entries, []
-    shown = ", ".join([*unknown[:_SHOWN], *["..."] * (len(unknown) > _SHOWN)])
     count = int(entries[:, -1].sum())
     return entries, [
         f"column {column.name!r}: {count:,} of {len(values):,} values have no entry of their own from training, and are read as "
-        f"the others there: {shown}"
+        f"the others there: {first_few(unknown, _SHOWN)}"
     ]

@@ -25,26 +25,12 @@ Kind = Literal["rows", "images", "texts", "pairs", "arrays"]
 
 
 @dataclass(frozen=True)
-class ImageForm:
-    """How images become inputs.
+class ScaledForm:
+    """How images, or arrays such as time series, become inputs.
 
     Attributes:
-        shape: ``(C, H, W)``.
-        mean, std: per channel on the [0, 1] scale.
-    """
-
-    shape: tuple[int, int, int]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class ArrayForm:
-    """How arrays such as time series become inputs.
-
-    Attributes:
-        shape: of a sample, ``(C, ...)``.
-        mean, std: of each channel.
+        shape: of a sample: ``(C, H, W)`` of images, ``(C, ...)`` of arrays.
+        mean, std: of each channel; of images on the [0, 1] scale.
     """
 
     shape: tuple[int, ...]
@@ -83,24 +69,23 @@ class Preprocessing:
 
     classes: tuple[str, ...]
     columns: tuple[Column, ...] = ()
-    image: ImageForm | None = None
+    image: ScaledForm | None = None
     text: TextForm | None = None
-    array: ArrayForm | None = None
+    array: ScaledForm | None = None
     target: NumberColumn | None = None
 
     @classmethod
     def of(cls, dataset: Dataset, text: TextForm | None) -> Preprocessing:
-        """That of a run on a data set.
+        """The preprocessing of a run on a data set.
 
         Args:
             text: of its texts, if there are any.
         """
         image = array = None
         if dataset.images is not None:
-            channels, height, width = dataset.input_shape
-            image = ImageForm((channels, height, width), dataset.mean, dataset.std)
+            image = ScaledForm(dataset.input_shape, dataset.mean, dataset.std)
         elif text is None and not dataset.columns:
-            array = ArrayForm(dataset.input_shape, dataset.mean, dataset.std)
+            array = ScaledForm(dataset.input_shape, dataset.mean, dataset.std)
         return cls(dataset.classes, dataset.columns, image, text, array, dataset.target)
 
     @property
@@ -123,7 +108,7 @@ class Preprocessing:
         return (sum(column.width for column in self.columns),) if self.columns else None
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The preprocessing as JSON values."""
         return asdict(self)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The cells of a table as they were read, until its clients are known and have told by what numbers they are scaled and coded."""
+"""The cells of a table as they were read, before clients have sent the statistics by which they are scaled and coded."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedpriv.data.encoding import Column, Entries, NumberColumn, level_of
 from fedpriv.errors import UsageError
+from fedpriv.untrusted.names import first_few
 
 Indices: TypeAlias = NDArray[np.int64]
 ColumnKind = Literal["number", "category", "empty"]
@@ -87,12 +88,12 @@ class EmptyCells(_Values):
 
     @property
     def numbers(self) -> NumberCells:
-        """As numbers, all of which are missing."""
+        """The column as numbers, all missing."""
         return NumberCells(self.name, self.train, self.test)
 
     @property
     def categories(self) -> CategoryCells:
-        """As categories, all of which are missing."""
+        """The column as categories, all missing."""
         return CategoryCells(self.name, np.zeros(len(self.train), np.int64), np.zeros(len(self.test), np.int64), ("",))
 
 
@@ -109,7 +110,7 @@ Cells: TypeAlias = TableCells | ArrayCells
 
 
 def bytes_of_rows(cells: Sequence[Cells], split: Literal["train", "test"]) -> list[bytes]:
-    """For each row a text that is the same for rows with equal cells."""
+    """Bytes of each row, which are the same for rows with equal cells."""
     columns: list[NDArray[Any]] = [getattr(column, split) for column in cells]
     return [b"".join(cell.tobytes() for cell in row) for row in zip(*columns, strict=True)]
 
@@ -167,10 +168,9 @@ def unseen_levels(cells: Sequence[Cells], rows: Indices) -> list[str]:
         if isinstance(column, CategoryCells):
             known = np.unique(column.train[rows])
             if (strange := np.setdiff1d(column.test, known)).size:
-                count, names = int(np.isin(column.test, strange).sum()), [column.levels[number] for number in strange.tolist()]
-                shown = ", ".join([*map(repr, names[:5]), *["..."] * (len(names) > 5)])
+                count, names = int(np.isin(column.test, strange).sum()), [repr(column.levels[number]) for number in strange]
                 lines.append(
-                    f"column {column.name!r}: {count:,} test rows have a level that no training row has ({shown}); it is read "
-                    "as all other levels are"
+                    f"column {column.name!r}: {count:,} test rows have a level that no training row has ({first_few(names, 5)}); "
+                    "it is read as all other levels are"
                 )
     return lines

@@ -31,7 +31,7 @@ class ColumnForm:
 
 @dataclass(frozen=True)
 class SampleKind:
-    """What is to be known of samples before they can be scaled and coded.
+    """The kind of the samples; the statistics by which they can be scaled and coded follow from it.
 
     Attributes:
         columns: of a table.
@@ -49,7 +49,7 @@ class SampleKind:
 
     @classmethod
     def of_cells(cls, cells: Sequence[Cells], target: NumberColumn | None = None) -> SampleKind:
-        """That of a table, or of arrays.
+        """The kind of the samples in a table, or of arrays.
 
         Args:
             target: of a regression, the column of the labels.
@@ -73,7 +73,7 @@ class SampleKind:
         return tuple(column.name for column in self.columns if column.kind == "category" and column.name not in declared)
 
     def inquiry(self, levels: Mapping[str, Collection[str]], classes: int = 0) -> Inquiry:
-        """What is asked of every client.
+        """The statistics that are asked of every client.
 
         Args:
             levels: those that any client names, of the columns without declared ones.

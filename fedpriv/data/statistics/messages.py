@@ -59,7 +59,7 @@ def value_of(sealed: Sealed, kind: Kind, client: int | None, form: type[T]) -> T
 
 
 def _adapter(form: type[Any]) -> TypeAdapter[Any]:
-    """What reads and writes values of a type; made once, as that takes milliseconds."""
+    """Reads and writes values of a type; kept, as making it takes milliseconds."""
     if form not in _ADAPTERS:
         _ADAPTERS[form] = TypeAdapter(form)
     return _ADAPTERS[form]

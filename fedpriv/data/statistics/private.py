@@ -30,7 +30,7 @@ _PLACES = 2.0**20
 """Numbers are sent as whole multiples of its reciprocal, which secure sums add."""
 _LARGEST = 2.0**40
 _FLAT = 1e-4
-"""The least variance of t: noise makes that of equal numbers any other."""
+"""The least variance of t, as noise may make that of equal numbers negative."""
 PIXELS = (0.0, 255.0)
 
 
@@ -111,7 +111,7 @@ def noisy_encoding(kind: SampleKind, inquiry: Inquiry, numbers: Sequence[float],
     A column of numbers always has an entry for missing ones, so that the rows' width does not depend on the clients' data.
 
     Args:
-        numbers: none: of an inquiry that was not asked; numbers are then scaled as if each in their bounds were as likely.
+        numbers: empty: the inquiry was not asked; numbers are then scaled as if they were uniform within their bounds.
     """
     known = [bounds[name] for name in inquiry.numbers]
     known += [PIXELS if kind.arrays is None else bounds[kind.arrays] for _ in range(inquiry.channels)]

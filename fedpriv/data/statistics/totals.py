@@ -70,7 +70,7 @@ class Totals:
     classes: tuple[int, ...] = ()
 
     def tensors(self) -> dict[str, Tensor]:
-        """As the tensors of a message, which are added to sum the totals of several clients."""
+        """The tensors of a message; those of several clients are added to sum their totals."""
         tensors = {ROWS: torch.tensor(self.rows)}
         if self.moments:
             tensors[PRESENT] = torch.tensor([column.count for column in self.moments])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,6 @@ IMAGE_COLUMNS = ("image", "img", "images", "picture")
 TEXT_COLUMNS = ("text", "sentence", "tweet_text", "tweet", "utterance", "question", "query", "review", "content")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "character", "class", "category", "intent", "target", "y")
 
-_SHOWN = 5
-"""How many features a line names."""
-
 
 @dataclass(frozen=True)
 class Columns:
@@ -30,7 +27,7 @@ class Columns:
         features: numbers and categories that together are a sample; none where there is an image or a text.
         notes: what the user should know of this choice, a line each.
         left_out: columns that are no features, each with a reason.
-        named: the features that the config names, of which these rows may have no value; none: it names none.
+        named: the features that the config names; these rows may lack values of one. Empty: it names none.
         numbers, categories: features that are declared to hold numbers, or categories, which may be written as numbers.
     """
 
@@ -80,10 +77,9 @@ def find_columns(
         if name is not None and name not in table.features:
             raise UsageError(f"{table.origin} has no column {name!r}; its columns are: {', '.join(table.features)}")
     features = {name: kind for name, kind in table.features.items() if name != client and name not in dropped}
-    images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
     others = [name for name in features if name not in (named or ())]
     labels = [name for name in others if isinstance(features[name], datasets.ClassLabel)]
-    image = choose(images, IMAGE_COLUMNS) or choose([n for n, kind in features.items() if holds_bytes(kind)], IMAGE_COLUMNS)
+    image = image_column(features)
     guessed = label is None
     label = label or choose(labels, LABEL_COLUMNS) or next((name for name in LABEL_COLUMNS if name in others), None)
     _check_named(table, label, client, named, dropped)
@@ -103,9 +99,6 @@ def find_columns(
     vector, notes, left_out = (
         choose_features(table, label, client, named, dropped) if image is None and text is None else ((), (), ())
     )
-    if vector and any(is_text(table.column(name)) for name in strings):
-        shown = ", ".join([*vector[:_SHOWN], *["..."] * (len(vector) > _SHOWN)])
-        notes = (*notes, f"the samples are the numbers and categories of {shown}; to train on texts, name their column 'text'")
     if (image is None) != (text is None) and (unused := sorted(set(features) - {image, text, label})):
         what = f"texts of column {text}" if image is None else f"images of column {image}"
         notes = (f"the samples are the {what}; not used: {', '.join(unused)}",)
@@ -173,6 +166,14 @@ def _on_label(table: Table, label: str, guessed: bool, others: Sequence[str]) ->
             and levels == len(set(zip(values.to_pylist(), classes, strict=True)))
         ):
             yield f"column {name!r} determines the label: remove it if it is the label in other words"
+
+
+def image_column(features: Mapping[str, Any]) -> str | None:
+    """The column that holds images, by Hugging Face type, or else bytes; ``None``: there is none."""
+    import datasets
+
+    typed = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
+    return choose(typed or [name for name, kind in features.items() if holds_bytes(kind)], IMAGE_COLUMNS)
 
 
 def choose(candidates: Sequence[str], preferred: Sequence[str]) -> str | None:

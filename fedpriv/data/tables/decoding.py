@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -76,12 +76,7 @@ class MixedSizes(UsageError):
 
 def sizes(tables: Sequence[tuple[Table, NDArray[np.int64]]], column: str) -> NDArray[np.int64]:
     """Width and height of all images ``(N, 2)``; reads the headers alone."""
-    sizes = []
-    for table, rows in tables:
-        for place, value in enumerate(table.column(column).take(rows)):
-            with _open(value.as_py(), table, column, int(rows[place])) as image:
-                sizes.append(image.size)
-    return np.array(sizes, dtype=np.int64)
+    return np.array([image.size for image in _headers(tables, column)], dtype=np.int64)
 
 
 def common_side(widths_and_heights: NDArray[np.int64]) -> int:
@@ -91,12 +86,15 @@ def common_side(widths_and_heights: NDArray[np.int64]) -> int:
 
 def common_mode(tables: Sequence[tuple[Table, NDArray[np.int64]]], column: str) -> Mode:
     """``L`` where all images are grey, else ``RGB``; reads the headers alone."""
-    grey = True
+    return "L" if {image.mode for image in _headers(tables, column)} <= _GREY else "RGB"
+
+
+def _headers(tables: Sequence[tuple[Table, NDArray[np.int64]]], column: str) -> Iterator[Image]:
+    """Each image, opened, without its pixels."""
     for table, rows in tables:
-        for place, value in enumerate(table.column(column).take(rows)):
-            with _open(value.as_py(), table, column, int(rows[place])) as image:
-                grey = grey and image.mode in _GREY
-    return "L" if grey else "RGB"
+        for row, value in zip(rows.tolist(), table.column(column).take(rows), strict=True):
+            with _open(value.as_py(), table, column, row) as image:
+                yield image
 
 
 def _open(value: object, table: Table, column: str, row: int) -> Image:
@@ -107,7 +105,7 @@ def _open(value: object, table: Table, column: str, row: int) -> Image:
             value = value["bytes"] if value.get("bytes") is not None else value["path"]
         image = PIL.Image.open(io.BytesIO(value) if isinstance(value, bytes) else str(value))
     except Exception as error:
-        if isinstance(value, bytes) and isinstance(error, PIL.UnidentifiedImageError):  # which says where in memory they are
+        if isinstance(value, bytes) and isinstance(error, PIL.UnidentifiedImageError):  # whose message is an address in memory
             what = f"column {column!r} holds bytes that are no image; write texts as strings"
             raise FedprivError(f"{table.at(row)}: {what}") from None
         raise _undecodable(table, value, row, error) from None

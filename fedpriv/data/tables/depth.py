@@ -1,4 +1,4 @@
-"""How many bits a channel of an image has, which Pillow does not say where it reads 8 of them."""
+"""The bits per channel of an image file. Pillow reads some deeper images as 8 bits without saying so."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 DEEP = "has more than 8 bits a channel; convert it to 8 bits first"
 _MODES = ("I", "F")
-"""Of 16 and 32 bits a pixel: an 8-bit copy would have to guess the range."""
+"""Pillow's modes of 16 and 32 bits a pixel, whose range an 8-bit copy would have to guess."""
 _RAW = re.compile(r"(LA?;16|.+;(12|16|32)F?[BLNS]+)")
-"""Pillow's names of the forms of pixels in a file that have more bits; those of two bytes for all three colours are others."""
+"""Pillow's names of pixel formats with more than 8 bits a channel; those of two bytes for all three colours do not match."""
 _BITS_PER_SAMPLE = 258  # of TIFF
 _STATED = ("JPEG2000", "AVIF")
 _HEADERS = 1 << 16  # bytes from the beginning within which the formats below say how deep they are
@@ -38,7 +38,7 @@ def is_deep(image: Image) -> bool:
 
 
 def _is_deep_file(image: Image) -> bool:
-    """As :func:`is_deep`, by what the file of an opened image says."""
+    """As :func:`is_deep`, of an opened image that is not loaded yet."""
     kind = image.format
     if kind == "TIFF":
         bits: tuple[int, ...] = image.tag_v2.get(_BITS_PER_SAMPLE, (1,))  # type: ignore[attr-defined]

@@ -24,8 +24,7 @@ def is_image_name(name: str) -> bool:
 
 
 def file_names(values: Iterable[object]) -> list[str] | None:
-    """The values that name files, by their suffixes, where more than half of those that are there do; ``None``: these are no
-    names of files."""
+    """The values that name files, by their suffixes; ``None``: at most half of the values do, so that the column has none."""
     there = [str(value) for value in values if value is not None and str(value).strip()]
     for some in (there[:FIRST], there):
         names = [value for value in some if _OTHERS.fullmatch(_suffix(value)) or is_image_name(value)]

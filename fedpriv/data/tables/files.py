@@ -23,20 +23,12 @@ _OF_OBJECTS = re.compile(r"/objects/data-[0-9a-f]{16}/(?P<what>.+)\.parquet$")
 """The files into which :func:`fedpriv.data.user_data.objects.name_of` writes data that are Python objects."""
 
 
-class Table(Protocol):
-    """Rows with typed columns, read on access."""
+class Columnar(Protocol):
+    """Rows, read column by column on access."""
 
     @property
     def origin(self) -> str:
         """The source of the rows, for messages."""
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The files on disk on which the rows depend."""
-
-    @property
-    def features(self) -> datasets.Features:
-        """Column names and Hugging Face feature types."""
 
     def column(self, name: str) -> pa.ChunkedArray:
         """One column; the others are not read."""
@@ -48,8 +40,27 @@ class Table(Protocol):
         """Where a row is, for messages."""
 
 
+class Table(Columnar, Protocol):
+    """Rows with typed columns."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files on disk on which the rows depend."""
+
+    @property
+    def features(self) -> datasets.Features:
+        """Column names and Hugging Face feature types."""
+
+
+class Typed:
+    """Rows that have types of their own, unlike those of CSV."""
+
+    def written(self, name: str) -> None:
+        return None
+
+
 @dataclass(frozen=True)
-class ParquetTable:
+class ParquetTable(Typed):
     """The rows of parquet files, one after the other."""
 
     files: tuple[Path, ...]
@@ -106,9 +117,6 @@ class ParquetTable:
         except (pa.ArrowInvalid, TypeError):
             raise UsageError(f"column {name!r} has not the same type in all of {self.origin}") from None
 
-    def written(self, name: str) -> None:
-        return None
-
     def at(self, row: int) -> str:
         return from_zero(self.origin, row)
 
@@ -153,7 +161,7 @@ class CsvTable:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """As :attr:`ParquetTable.names`."""
+        """The columns' names; see :attr:`ParquetTable.names`."""
         _check_columns(self._rows.schema.names, self.file)
         return tuple(self._rows.schema.names)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
 from fedpriv.data.tables.files import ParquetTable, Table, open_file
-from fedpriv.data.tables.hub import SPLITS, HubTable, open_saved
+from fedpriv.data.tables.hub import SPLITS, open_saved
+from fedpriv.data.tables.samples_in_files import SamplesInFiles
 from fedpriv.errors import UsageError
+from fedpriv.untrusted.names import first_few
 
 _SPLIT = re.compile(r"(train|" + "|".join(SPLITS) + r")([-_.]?\d+(-of-\d+)?(-[0-9a-f]+)?)?", re.IGNORECASE)
 """Names of the files of a split, which may be several, as in the hub's repositories: ``train-00000-of-00002``."""
@@ -19,14 +21,14 @@ _PART = re.compile(r"(?P<before>.*?)(?P<number>\d+)-of-(?P<parts>\d+)(-[0-9a-f]+
 
 
 def visible(folder: Path) -> list[Path]:
-    """What is in a folder, sorted. What begins with a dot is no data: copies of notebooks, a repository, macOS' own files."""
+    """The files and folders in a folder, sorted, without those that begin with a dot (copies of notebooks, macOS' own files)."""
     return sorted(path for path in folder.glob("*") if not path.name.startswith("."))
 
 
 def below(folder: Path, above: tuple[Path, ...] = ()) -> list[Path]:
-    """What is visible in a folder and in the folders below it, sorted.
+    """The visible files and folders in a folder and in those below it, sorted.
 
-    Links to folders are followed, which pathlib's ``**`` does not; but none to a folder that it lies in, which would not end.
+    Unlike by pathlib's ``**``, links to folders are followed, except for a link to a folder that it lies in, which has no end.
 
     Args:
         above: the folders, without links, on the way to this one.
@@ -49,9 +51,13 @@ def _kind(path: Path) -> str:
     return path.suffix.lower()
 
 
+def _is_table(path: Path) -> bool:
+    return _kind(path) in (".parquet", ".csv")
+
+
 def table_files(folder: Path) -> list[Path]:
     """The tables in a folder: its parquet and its CSV files."""
-    return [path for path in visible(folder) if _kind(path) in (".parquet", ".csv")]
+    return list(filter(_is_table, visible(folder)))
 
 
 def is_image(path: Path) -> bool:
@@ -81,7 +87,7 @@ def by_split(paths: Sequence[Path]) -> dict[str, list[Path]]:
     """
     by_name: dict[str, list[Path]] = {}
     for path in sorted(paths, key=lambda path: _kind(path) == ".csv"):
-        table = _kind(path) in (".parquet", ".csv")
+        table = _is_table(path)
         named = _SPLIT.fullmatch(path.stem if table else path.name)
         name = named[1].lower() if named and (table or not named[2]) else path.name
         if not any(_kind(other) == ".parquet" and _kind(path) == ".csv" for other in by_name.get(name, [])):
@@ -94,26 +100,25 @@ def _test_split(splits: Mapping[str, list[Path]]) -> str | None:
     return next((name for name in SPLITS if name in splits), None)
 
 
-def not_read(folder: Path) -> list[str]:
-    """What :func:`open_folder` leaves out of a folder: tables, folders, images, and in folders of images other files.
+def not_read(folder: Path, used: Collection[Path]) -> list[Path]:
+    """Files and folders in a folder that are not used: tables, images, other files among the images of a class, whole folders.
 
     Of other files beside the data, such as a licence, nothing is said.
     """
-    inner = data_folder(folder)
-    tables, folders, images = table_files(inner), folders_in(inner), [path for path in visible(inner) if is_image(path)]
-    splits = by_split(tables or folders)
-    test = _test_split(splits)
-    listed = [path for name, paths in splits.items() if "train" in splits and name not in ("train", test) for path in paths]
-    if tables:
-        if "train" not in splits and len({_kind(path) for path in tables}) > 1:
-            listed += [path for path in tables if _kind(path) == ".csv"]
-        listed += folders + images
-    elif not _is_saved(inner):
-        roots = [splits[name][0] for name in ("train", test) if name in splits] if "train" in splits else [inner]
-        listed += images if inner not in roots else []
-        # Directly in it, images are of no class; below it, other files are no images.
-        listed += [path for root in roots for path in below(root) if path.is_file() and is_image(path) == (path.parent == root)]
-    return [str(path.relative_to(folder)) for path in listed]
+    if _is_saved(folder):
+        return []
+    holding = {parent for file in used for parent in file.parents}
+    of_classes = {file.parent for file in used if is_image(file)} - {file.parent for file in used if not is_image(file)}
+    unread: dict[Path, None] = {}
+    for path in below(folder):
+        if path.is_dir() or path in used:
+            continue
+        inside = [parent for parent in reversed(path.parents) if folder in parent.parents]
+        if (whole := next((parent for parent in inside if parent not in holding), None)) is not None:
+            unread[whole] = None
+        elif is_image(path) or _is_table(path) or path.parent in of_classes:
+            unread[path] = None
+    return list(unread)
 
 
 def open_folder(folder: Path, classes: Sequence[str] = ()) -> tuple[Table, Table | None]:
@@ -137,7 +142,7 @@ def open_folder(folder: Path, classes: Sequence[str] = ()) -> tuple[Table, Table
         splits = by_split(files)
         named = "train" in splits and "train" not in by_split(folders_in(folder))
         if not named and (images := _like_classes(folder)):
-            shown = ", ".join([*(str(path.relative_to(folder)) for path in images[:3]), *["..."] * (len(images) > 3)])
+            shown = first_few([str(path.relative_to(folder)) for path in images], 3)
             raise UsageError(
                 f"{folder} holds the table {files[0].name} and folders of images ({shown}); move one of them away, or give the "
                 "table itself as the data set"
@@ -181,7 +186,7 @@ def _like_classes(folder: Path) -> list[Path]:
 
 
 def _check_parts(files: Sequence[Path]) -> None:
-    """Refuse files of which some say that there are other parts, which are not there."""
+    """Refuse files whose names say that there are further parts, if one of these is missing."""
     held: dict[tuple[str, str], dict[int, str]] = {}
     for file in files:
         if (part := _PART.fullmatch(file.stem)) is not None:
@@ -191,11 +196,9 @@ def _check_parts(files: Sequence[Path]) -> None:
         first = int(whole in there)  # some count from 1
         missing = list(islice((number for number in range(first, whole + first) if number not in there), 4))
         if missing:
-            names = [f"{before}{number:0{width}}-of-{parts}{files[0].suffix}" for number in missing[:3]]
-            lacks = f"lacks {', '.join([*names, *['...'] * (len(missing) > 3)])}"
-            raise UsageError(
-                f"{files[0].parent} holds {len(there)} of {whole} parts and {lacks}; add them, or give a file as the data set"
-            )
+            names = first_few([f"{before}{number:0{width}}-of-{parts}{files[0].suffix}" for number in missing], 3)
+            what = f"{len(there)} of {whole} parts and lacks {names}"
+            raise UsageError(f"{files[0].parent} holds {what}; add them, or give a file as the data set")
 
 
 def _open_files(files: Sequence[Path]) -> Table:
@@ -208,8 +211,6 @@ def _open_files(files: Sequence[Path]) -> Table:
 
 def _image_folder(folder: Path, known: Sequence[str] = ()) -> Table:
     """The images of ``<class>/*``, with the class numbers of ``known`` if given."""
-    import datasets
-
     names = [path.name for path in folders_in(folder)]
     if known and (strange := sorted(set(names) - set(known))):
         raise UsageError(f"{folder} holds the class {strange[0]!r}, which is not in the training split ({', '.join(known)})")
@@ -226,12 +227,6 @@ def _image_folder(folder: Path, known: Sequence[str] = ()) -> Table:
         raise UsageError(f"{folder} holds no images in its class folders {', '.join(classes[:5])}")
     if not known and (empty := sorted(set(classes) - {file.relative_to(folder).parts[0] for file in images})):
         raise UsageError(f"{folder}: the folder of the class {empty[0]!r} holds no images; remove it")
-    features = datasets.Features({"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=classes)})
-    rows = datasets.Dataset.from_dict(
-        {
-            "image": [{"path": str(file), "bytes": None} for file in images],
-            "label": [file.relative_to(folder).parts[0] for file in images],
-        },
-        features=features,
-    )
-    return HubTable(rows, str(folder), tuple(images))
+    number = {name: place for place, name in enumerate(classes)}
+    labels = tuple(number[file.relative_to(folder).parts[0]] for file in images)
+    return SamplesInFiles(str(folder), tuple(images), labels, tuple(classes))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedpriv.data.tables.files import Table, from_zero, without_half_floats
+from fedpriv.data.tables.files import Table, Typed, from_zero, without_half_floats
 from fedpriv.errors import FedprivError, UsageError, first_line
 from fedpriv.hub import hub_mode
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SPLITS = ("test", "valid", "validation", "val")
-"""Names of a test split, the first of which that is there is taken."""
+"""Names of a test split; the first that is there is taken."""
 
 
 @dataclass(frozen=True)
-class HubTable:
-    """A split that the `datasets` library opened (from the hub, what it saved, or an image folder)."""
+class HubTable(Typed):
+    """A split that the `datasets` library opened, from the hub or what it saved."""
 
     rows: datasets.Dataset
     origin: str
@@ -34,9 +34,6 @@ class HubTable:
     def at(self, row: int) -> str:
         return from_zero(self.origin, row)
 
-    def written(self, name: str) -> None:
-        return None
-
     def column(self, name: str) -> pa.ChunkedArray:
         return without_half_floats(self.rows.select_columns([name]).with_format("arrow")[:].column(name))
 
@@ -48,7 +45,7 @@ def open_hub(
 
     Args:
         splits: which ones; ``None``: the training split, and a test split (:data:`SPLITS`) if there is one.
-        hint: what helps where it cannot be had.
+        hint: what to do where it is not available.
         config, revision: those of the data set; ``None``: its only config, its latest revision.
 
     Raises:

@@ -94,7 +94,7 @@ class Joined:
             raise UsageError(f"{self.origin}: {self._difference(name)}") from None
 
     def _difference(self, name: str) -> str:
-        """A line on a column whose types cannot be brought to one."""
+        """A line on a column that has not the same type for all clients."""
         import pyarrow.types as kinds
 
         columns = dict(zip(self.names, (table.column(name) for table in self.tables), strict=True))

@@ -48,7 +48,7 @@ def resolved(values: Sequence[object], folder: Path, at: Callable[[int], str]) -
 
 @dataclass(frozen=True)
 class ImagesByPath:
-    """A table of which one column names images, as one whose column has them.
+    """A table with a column that names images, read as one whose column holds them.
 
     Attributes:
         name: of the column.
@@ -93,7 +93,7 @@ class ImagesByPath:
 def names_images(table: Table, folder: Path, ignored: Iterable[str | None] = ()) -> str | None:
     """The column of a table that names its images; ``None``: there is none, or the images are in the table.
 
-    Beside numbers, names of images that are not there are those of what was measured, and no images to be read.
+    Where the images are not there and other columns are numbers, the names say what was measured: no image is to be read.
 
     Args:
         folder: to which the names are relative.

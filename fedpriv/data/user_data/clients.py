@@ -1,7 +1,7 @@
 """A folder with a folder for each client: ``clients/<client>/...``, each an image folder by class, a table, or both splits.
 
-It is recognised by its name, ``clients``; or by tables (CSV, parquet) in all its sub-folders, of which there are several; or the
-config says so (partition ``given``).
+It is recognised by its name, ``clients``; by several sub-folders that all hold tables (CSV, parquet); or by the config (partition
+``given``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedpriv.errors import UsageError
 
 NAME = "clients"
 SHARE = 0.2
-"""Of a client's rows that is held out where it has no test rows, and others have."""
+"""Share of a client's rows that is held out, where it has no test rows and others have."""
 
 
 def client_folders(folder: Path, asked: bool = False) -> list[Path]:
@@ -55,8 +55,9 @@ def looks_like_clients(folder: Path) -> str | None:
 
 
 def open_clients(folders: Sequence[Path]) -> tuple[Joined, Joined | None, tuple[str, ...]]:
-    """The clients' training rows, and their test rows (``None``: no client has any of its own); and the names of the clients
-    without test rows of their own, of whose rows a fifth is held out, where others have some.
+    """The clients' training rows and test rows, and the names of the clients that lack a test split where others have one.
+
+    Of these clients a fifth of the rows is held out. There are no test rows (``None``) where no client has any.
 
     Raises:
         UsageError: a client's folder holds no data, or pairs.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,14 +14,14 @@ from fedpriv.data.dataset import Opened, Source
 from fedpriv.data.disaster import holds_pairs, open_pairs
 from fedpriv.data.tables.columns import find_columns
 from fedpriv.data.tables.files import open_file
-from fedpriv.data.tables.folders import below, is_image, not_read, open_folder
+from fedpriv.data.tables.folders import not_read, open_folder
 from fedpriv.data.tables.hub import open_hub
 from fedpriv.data.tables.paths import with_images
 from fedpriv.data.user_data.clients import client_folders, looks_like_clients, open_clients
 from fedpriv.data.user_data.objects import FOLDER
 from fedpriv.data.user_data.owners import GIVEN
 from fedpriv.errors import UsageError
-from fedpriv.untrusted.names import printable
+from fedpriv.untrusted.names import first_few, printable
 
 if TYPE_CHECKING:
     from fedpriv.data.tables.files import Table
@@ -60,25 +59,16 @@ def _open(path: Path, folders: list[Path], data: DataConfig) -> Opened:
         tables = with_images(tables, (data.label, data.partition.column, *data.drop))
     opened = _assembled(path.name, tables, data)
     if without:
-        shown = ", ".join([*without[:_SHOWN], *["..."] * (len(without) > _SHOWN)])
-        opened.notes.append(f"no test split of their own have the clients {shown}: a fixed fifth of their samples is held out")
-    read = folders or [path] if path.is_dir() else []
-    used = {os.path.normpath(file) for table in tables for file in table.files} if read else set[str]()
-    left = [folder / name for folder in read for name in not_read(folder)]
-    if unread := [printable(str(file.relative_to(path))) for entry in left for file in _unused(entry, used)]:
-        more = f", ... ({len(unread):,} in all)" if len(unread) > _SHOWN else ""
-        opened.notes.append(f"not read in {path}: {', '.join(unread[:_SHOWN])}{more}")
-    if not folders and path.is_dir() and (hint := looks_like_clients(path)) is not None:
-        opened.notes.append(hint)
+        names = first_few(without, _SHOWN)
+        opened.notes.append(f"these clients have no test split, and a fixed fifth of their samples is held out: {names}")
+    if path.is_dir():
+        used = {Path(os.path.normpath(file)) for table in tables for file in table.files}
+        if unread := [printable(str(file.relative_to(path))) for file in not_read(path, used)]:
+            more = f", ... ({len(unread):,} in all)" if len(unread) > _SHOWN else ""
+            opened.notes.append(f"not read in {path}: {', '.join(unread[:_SHOWN])}{more}")
+        if not folders and (hint := looks_like_clients(path)) is not None:
+            opened.notes.append(hint)
     return opened
-
-
-def _unused(entry: Path, used: Collection[str]) -> list[Path]:
-    """The images of a folder that are not used, if some are; else the folder, or a file that is not used, itself."""
-    inside = below(entry) if entry.is_dir() else []
-    if any(str(file) in used for file in inside):
-        return [file for file in inside if is_image(file) and str(file) not in used]
-    return [] if str(entry) in used else [entry]
 
 
 def hub_source(name: str, data: DataConfig) -> Source:

@@ -68,8 +68,8 @@ def plain_numbers(column: pa.ChunkedArray) -> tuple[Numbers, int | None]:
 
 
 def no_number(column: pa.ChunkedArray) -> tuple[str, bool] | None:
-    """A value of a column of texts that is no number, where most are, or that is written in another way than others; and
-    whether it is a word. ``None``: there is none, or most are no numbers."""
+    """An odd value in a column of texts that are mostly numbers, and whether it is a word, or a number that is written in another
+    way than the others. ``None``: there is none, or most values are no numbers."""
     if not is_string(column) or _formatted(column) is not None:
         return None
     written = [str(value) for value in column.to_pylist() if value not in (None, "")]
@@ -106,7 +106,7 @@ def _floats(column: pa.ChunkedArray) -> NDArray[np.float64]:
 
 
 def are_identifiers(column: pa.ChunkedArray, numbers: Numbers, many: int) -> bool:
-    """Whether a column holds at least ``many`` whole numbers, each another one, as numbers of persons are.
+    """Whether a column holds at least ``many`` whole numbers, all of them distinct, as numbers of persons are.
 
     Numbers that are not whole are measured, however many of them are distinct.
     """
@@ -117,5 +117,5 @@ def are_identifiers(column: pa.ChunkedArray, numbers: Numbers, many: int) -> boo
 
 
 def units_differ(first: Numbers, other: Numbers) -> bool:
-    """Whether the numbers of two columns are of several units; one without numbers has any."""
+    """Whether the numbers of two columns have different units; a column without numbers fits any."""
     return first.unit != other.unit and not (np.isnan(first.values).all() or np.isnan(other.values).all())

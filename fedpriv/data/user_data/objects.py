@@ -104,7 +104,7 @@ def _clients(data: Any) -> dict[str, Any] | None:
 
 
 def _are_pairs(data: list[Any]) -> bool:
-    """Whether a list is of samples, each with its label; else it is of clients, of whom ``(x, y)`` has labels in ``y``."""
+    """Whether a list holds samples with their labels, rather than clients, each ``(x, y)`` with several labels in ``y``."""
     return bool(data) and all(isinstance(pair, tuple | list) and len(pair) == 2 and _is_single(pair[1]) for pair in data)
 
 

@@ -1,4 +1,4 @@
-"""Clients that come with the data: whose each sample is."""
+"""Clients that come with the data: which client each sample belongs to."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ NO_CLIENT = -1
 
 @dataclass(frozen=True, eq=False)
 class Owners:
-    """Whose each sample is.
+    """The client of each sample.
 
     Attributes:
         names: of the clients, by number.
         train: ``(N,)`` the number of each training sample's client.
-        test: ``(N_test,)`` that of each test sample's, -1 for one of no client; ``None``: no test sample has a client.
+        test: ``(N_test,)`` the same of each test sample, -1 for one of no client; ``None``: no test sample has a client.
     """
 
     names: tuple[str, ...]
@@ -39,7 +39,7 @@ class Owners:
         """A client for each value of a column that training rows have, in sorted order."""
         names, numbers = np.unique(train, return_inverse=True)
         if test is not None:
-            # One text in one of two CSV files, and its column is of texts; the other's is of numbers.
+            # A single text makes a column of texts in one CSV file, where the other file's column has numbers.
             same = (train.dtype.kind == "U") == (test.dtype.kind == "U")
             known, sought = (list(values.tolist() if same else map(_as_text, values.tolist())) for values in (names, test))
             place = {value: number for number, value in enumerate(known)}
@@ -47,7 +47,7 @@ class Owners:
         return cls(tuple(map(str, names)), numbers.astype(np.int64), test)
 
     def at(self, train: Indices, test: Indices) -> Owners:
-        """Those of the samples at some positions."""
+        """The owners of the samples at some positions."""
         return Owners(self.names, self.train[train], None if self.test is None else self.test[test])
 
     def held(self, of: Indices) -> list[Indices]:
@@ -65,7 +65,7 @@ def owners_of(data: DataConfig, owners: Owners | None) -> Owners | None:
     """The clients that the partition of a config takes from the data; ``None``: it divides the samples itself.
 
     Args:
-        owners: whose each sample is, as far as the data say.
+        owners: the client of each sample, as far as the data say.
 
     Raises:
         UsageError: the partition needs clients that the data do not have.

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.data.encoding import MOST_LEVELS
-from fedpriv.data.labels import spellings
 from fedpriv.data.statistics.cells import ArrayCells, CategoryCells, Cells, EmptyCells, NumberCells
 from fedpriv.data.tables.joined import Joined
 from fedpriv.data.user_data.numbers import DATED, Numbers, are_identifiers, is_string, no_number, numbers_of, units_differ
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from fedpriv.data.tables.files import Table
 
 MANY = 50
-"""Of so many rows, a measurement does not have a distinct whole number in each."""
+"""In so many rows, whole numbers that measure something are not all distinct."""
 _WORDS = re.compile(r"[^\W\d_]{2,}\W*\s\W*\w|\w\W*\s\W*[^\W\d_]{2,}|[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]{2}")
 _INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+|")  # pandas': of parquet, of CSV read and written again, of CSV
 TEXTS = "text: over half of its values are distinct"
@@ -89,13 +88,6 @@ def choose_features(
                 notes.append(
                     f"column {name!r} is read as categories, though most of its values are numbers: one of them is {odd[0]!r}"
                 )
-            if is_string(values) and numbers_of(values) is None:
-                levels = values.unique().to_pylist()
-                notes += spellings(levels, name, "categories")
-                if len(levels) > MOST_LEVELS:
-                    notes.append(
-                        f"column {name!r}: of its {len(levels):,} levels, all but the {MOST_LEVELS} most frequent are read as one"
-                    )
         else:
             left_out.append((name, reason))
     if left_out and named is None:
@@ -141,8 +133,10 @@ def arrays_of(rows: Rows, name: str) -> NDArray[np.floating[Any]]:
 
 
 def has_words(values: pa.ChunkedArray) -> bool:
-    """Whether over half of the values of a column of strings are texts of several words, and no codes of persons or files; or are
-    of a script that has no spaces between words."""
+    """Whether over half of the values of a column of strings are texts, and no codes of persons or files.
+
+    They then have several words, or are of a script without spaces between words.
+    """
     there = [str(value) for value in values.to_pylist() if value]
     return 2 * sum(_WORDS.search(value) is not None for value in there) > len(there)
 
@@ -214,9 +208,9 @@ def _no_feature(name: str, values: pa.ChunkedArray, owners: Sequence[NDArray[np.
 
 
 def _are_row_numbers(name: str, values: pa.ChunkedArray, owners: Sequence[NDArray[np.int64]]) -> bool:
-    """Whether a column numbers the rows, or each owner's rows: of sorted samples, a row's number gives its label away.
+    """Whether a column numbers the rows, or each owner's rows. Where samples are sorted, such a number gives the label away.
 
-    So they are by the names that pandas gives to an index, or by their values (:func:`_number_rows`).
+    It is told by a name that pandas gives to an index, or by its values (:func:`_number_rows`).
     """
     import pyarrow.types as kinds
 
@@ -233,8 +227,8 @@ def _are_row_numbers(name: str, values: pa.ChunkedArray, owners: Sequence[NDArra
 def _number_rows(numbers: NDArray[np.integer[Any]], owners: NDArray[np.int64]) -> bool:
     """Whether whole numbers ``(N,)`` number the rows of each owner, in any order.
 
-    So they do where each owner's are distinct, and either are all from 0 or 1 on, or are many and at least half of their range,
-    as after a split.
+    Each owner's numbers must be distinct. They must also run from 0 or 1 on without a gap, or be many and fill at least half of
+    their range, as after a split.
 
     Args:
         owners: ``(N,)`` whose each row is.

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from fedpriv.agreement import Agreement, Declared
-from fedpriv.client.client import Client, Received, receive
+from fedpriv.client.client import Client
+from fedpriv.client.receiving import Received, receive
 from fedpriv.client.resident import Resident
 from fedpriv.client.store import ClientStore
 from fedpriv.client.suspicion import secret_generator
 from fedpriv.config import RunConfig
 from fedpriv.data.augmentation.augment import augmentation
 from fedpriv.data.federated import ClientData
-from fedpriv.deploy.handshake import DisjointClients
+from fedpriv.deploy.facts import DisjointClients
 from fedpriv.errors import FedprivError
 from fedpriv.files import Damaged, load_json, remembered
 from fedpriv.privacy.accountant import epsilon, history_of

@@ -13,7 +13,8 @@ from fedpriv.config import RunConfig
 from fedpriv.data.statistics.fitting import SampleKind
 from fedpriv.deploy.client.own_data import SEE_LOG, OwnData, PrivateError
 from fedpriv.deploy.client.requires import Protection
-from fedpriv.deploy.handshake import HANDSHAKE, Facts, code_version
+from fedpriv.deploy.facts import HANDSHAKE, Facts
+from fedpriv.deploy.versions import code_version
 from fedpriv.errors import UsageError
 from fedpriv.noise_source import SecretSource
 from fedpriv.server.statistics import counted_classes, statistics_noise
@@ -41,7 +42,7 @@ class Introduction:
         """What the server must know about the data.
 
         Args:
-            covered: as of :class:`~fedpriv.deploy.handshake.Facts`.
+            covered: as of :class:`~fedpriv.deploy.facts.Facts`.
 
         Raises:
             UsageError: they cannot be read as the config says, or the run needs more memory than this client allows.

@@ -32,7 +32,7 @@ def check_images(data: DataConfig, requires: Requires) -> None:
         return
     opened = open_data(data)
     if opened.images is None:
-        return  # of what it is not for, more is said later
+        return  # the option has no effect on other data, which a later check says
     number = len(opened.train_labels) + len(opened.test_labels)
     need = number * _CHANNELS * _DECODED * side**2
     _check(need, requires, f"{number} images of {side} x {side} pixels (data.image_size)")

@@ -20,7 +20,7 @@ from fedpriv.deploy.flower.supervisor import Supervisor
 from fedpriv.deploy.flower.tls import trusting, wrong_server
 from fedpriv.deploy.operation.database import compact
 from fedpriv.deploy.operation.logs import LogFormat
-from fedpriv.errors import FedprivError, UsageError, first_line
+from fedpriv.errors import FedprivError, UsageError, causes, first_line
 from fedpriv.untrusted.names import printable, shortened
 from fedpriv.untrusted.proxies import by_proxy, go_direct, proxy_for
 
@@ -224,12 +224,8 @@ def check_server(settings: ClientFile) -> None:
 
 def _reason(error: BaseException) -> str:
     """Why a connection failed; the system's message if there is one."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
-        cause = cause.__cause__ or cause.__context__
-    return first_line(error)
+    known = (cause.strerror for cause in causes(error) if isinstance(cause, OSError) and cause.strerror)
+    return next(known, first_line(error))
 
 
 def _await_server(settings: ClientFile, warn: Callable[[str], None], patience: float) -> None:

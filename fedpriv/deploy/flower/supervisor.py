@@ -75,10 +75,6 @@ class Supervisor:
         ended = [name for name, process in self._processes.items() if process.popen.poll() is not None]
         return f"{ended[0]} does not run; it is started again" if ended else None
 
-    def pid(self, name: str) -> int:
-        """The current process id."""
-        return self._processes[name].popen.pid
-
     def look(self) -> None:
         """Start processes again that have ended.
 

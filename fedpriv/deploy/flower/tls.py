@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedpriv.errors import UsageError
+from fedpriv.errors import UsageError, causes
 
 ANSWER = 30.0
 """Seconds for a whole response. A socket's own timeout is for each read, so a response byte by byte could take for ever."""
@@ -41,11 +41,9 @@ def trusting(authority: Path) -> ssl.SSLContext:
 
 def wrong_server(address: str, error: BaseException) -> UsageError | None:
     """The error to show if the cause of a failed request is a server that is not trusted; ``None`` for other causes."""
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in causes(error):  # httpcore sets only the context
         if isinstance(cause, ssl.SSLCertVerificationError):
             return UsageError(f"the certificate of {address} does not hold: {cause.verify_message}")
         if isinstance(cause, ssl.SSLError) and not isinstance(cause, _TEMPORARY):
             return UsageError(f"what answers on {address} does not speak TLS as a server of fedpriv does: {cause.reason}")
-        cause = cause.__cause__ or cause.__context__  # httpcore sets only the context
     return None

@@ -25,16 +25,12 @@ class Metric:
     kind: Literal["counter", "gauge"] = "gauge"
 
 
-@dataclass(frozen=True)
-class Health:
-    """Whether a machine's part of a deployment works; ``problem``: why not."""
-
-    problem: str | None = None
-
-
 @contextmanager
-def served(port: int, measure: Callable[[], Iterable[Metric]], check: Callable[[], Health]) -> Iterator[int]:
+def served(port: int, measure: Callable[[], Iterable[Metric]], problem: Callable[[], str | None]) -> Iterator[int]:
     """A block in which a port of 127.0.0.1 answers ``/metrics`` and ``/health``; yields the port.
+
+    Args:
+        problem: says why this machine's part of the deployment does not work; ``None``: it works.
 
     Raises:
         UsageError: the port is taken, or the library is not installed.
@@ -53,9 +49,9 @@ def served(port: int, measure: Callable[[], Iterable[Metric]], check: Callable[[
             if self.path == "/metrics":
                 self._answer(200, "text/plain; version=0.0.4; charset=utf-8", generate_latest(registry))
             elif self.path == "/health":
-                problem = check().problem
-                body = json.dumps({"status": "ok"} if problem is None else {"status": "failing", "problem": problem})
-                self._answer(200 if problem is None else 503, "application/json", body.encode() + b"\n")
+                why = problem()
+                body = json.dumps({"status": "ok"} if why is None else {"status": "failing", "problem": why})
+                self._answer(200 if why is None else 503, "application/json", body.encode() + b"\n")
             else:
                 self._answer(404, "text/plain", b"/metrics or /health\n")
 

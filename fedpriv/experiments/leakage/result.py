@@ -15,7 +15,8 @@ from fedpriv.experiments.results import Stored
 
 @dataclass(frozen=True)
 class CellResult(Stored):
-    """
+    """The result of a cell.
+
     Attributes:
         cell: as requested, with defaults filled in.
         inapplicable: why the attack could not be mounted; then there are no scores.

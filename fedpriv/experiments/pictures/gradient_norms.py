@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
@@ -21,19 +20,10 @@ class GradientNorm:
     after: tuple[float, ...]
 
 
-def gradient_norms(
-    federation: Federation,
-    server: ServerState,
-    clients: Sequence[int],
-    round: int,
-    reduction: Literal["mean", "sum"] = "mean",
-) -> dict[str, GradientNorm]:
-    """For each tensor, in forward order, the norm of the gradient of each client's loss on all of its data.
+def gradient_norms(federation: Federation, server: ServerState, clients: Sequence[int], round: int) -> dict[str, GradientNorm]:
+    """For each tensor, in forward order, the norm of the gradient of each client's mean loss on all of its data.
 
     Each client trains as in its first local update, without state of earlier ones.
-
-    Args:
-        reduction: over a client's samples; the sum grows with their number, which differs between clients.
     """
     method, resident, space = federation.method, federation.resident, federation.resident.space
     payload = method.download(server, round)
@@ -44,9 +34,9 @@ def gradient_norms(
         space.pack(received, resident.row.copy_(federation.initial))
         data, augment = federation.data.train(client), federation.augment
         update = ModelLocalUpdate(resident, data, federation.config, round, client, received, private, True, augment=augment)
-        before = update.gradient(reduction).clone()
+        before = update.gradient().clone()
         method.local_update(update)
-        after = update.gradient(reduction)
+        after = update.gradient()
         for name, values in norms.items():
             values.append((_norm(space.view(before, name)), _norm(space.view(after, name))))
     return {name: GradientNorm(*zip(*values, strict=True)) for name, values in norms.items()}

@@ -42,51 +42,27 @@ def two_conv_two_fc(
     return nn.Sequential(layers), widths[1]
 
 
-@register_model(
-    "cnn10", input_shape=(3, 32, 32), classes=10, smallest=SMALLEST, source="FedRep's and MpFedcon's CIFAR-10 net (1.2 MB)"
-)
-def cnn10(input_shape: Shape) -> tuple[nn.Module, int]:
-    """64 and 64 channels, 120 and 64 units; the fifth layer of the released net is the head."""
-    return two_conv_two_fc(input_shape, (64, 64), (120, 64))
+def _register(
+    name: str,
+    channels: tuple[int, int],
+    widths: tuple[int, int],
+    source: str,
+    classes: int = 10,
+    input_shape: Shape = (3, 32, 32),
+    dropout: float | None = None,
+    batch_norm: bool = False,
+) -> None:
+    def build(input_shape: Shape) -> tuple[nn.Module, int]:
+        return two_conv_two_fc(input_shape, channels, widths, dropout, batch_norm)
+
+    register_model(name, input_shape=input_shape, classes=classes, smallest=SMALLEST, source=source)(build)
 
 
-@register_model(
-    "cnn10_batchnorm",
-    input_shape=(3, 32, 32),
-    classes=10,
-    smallest=SMALLEST,
-    source="cnn10 with BatchNorm after its convolutions",
-)
-def cnn10_batchnorm(input_shape: Shape) -> tuple[nn.Module, int]:
-    """cnn10 with BatchNorm, as in re-implementations of FedRep."""
-    return two_conv_two_fc(input_shape, (64, 64), (120, 64), batch_norm=True)
-
-
-@register_model("cnn100", input_shape=(3, 32, 32), classes=100, smallest=SMALLEST, source="FedRep's CIFAR-100 net (4.2 MB)")
-def cnn100(input_shape: Shape) -> tuple[nn.Module, int]:
-    """64 and 128 channels, 256 and 128 units, dropout 0.6 at the end."""
-    return two_conv_two_fc(input_shape, (64, 128), (256, 128), dropout=0.6)
-
-
-@register_model(
-    "cnn100_64", input_shape=(3, 32, 32), classes=100, smallest=SMALLEST, source="cnn100 at the 2.2 MB that MpFedcon reports"
-)
-def cnn100_64(input_shape: Shape) -> tuple[nn.Module, int]:
-    """cnn100 with 64 channels in both convolutions, which gives the size that MpFedcon reports."""
-    return two_conv_two_fc(input_shape, (64, 64), (256, 128), dropout=0.6)
-
-
-@register_model(
-    "moon_cnn", input_shape=(3, 32, 32), classes=10, smallest=SMALLEST, source="MOON's SimpleCNN; the paper's projection is 256"
-)
-def moon_cnn(input_shape: Shape) -> tuple[nn.Module, int]:
-    """6 and 16 channels, 120 and 84 units (Li et al. 2021)."""
-    return two_conv_two_fc(input_shape, (6, 16), (120, 84))
-
-
-@register_model(
-    "lenet5", input_shape=(1, 28, 28), classes=10, smallest=SMALLEST, source="LeNet-5 with ReLU and max pooling; projection none"
-)
-def lenet5(input_shape: Shape) -> tuple[nn.Module, int]:
-    """6 and 16 channels, 120 and 84 units: LeNet-5 as in federated benchmarks; 44,426 parameters on 1x28x28 with 10 classes."""
-    return two_conv_two_fc(input_shape, (6, 16), (120, 84))
+# The fifth layer of the released net is the head.
+_register("cnn10", (64, 64), (120, 64), "FedRep's and MpFedcon's CIFAR-10 net (1.2 MB)")
+_register("cnn10_batchnorm", (64, 64), (120, 64), "cnn10 with BatchNorm after its convolutions", batch_norm=True)
+_register("cnn100", (64, 128), (256, 128), "FedRep's CIFAR-100 net (4.2 MB)", classes=100, dropout=0.6)
+_register("cnn100_64", (64, 64), (256, 128), "cnn100 at the 2.2 MB that MpFedcon reports", classes=100, dropout=0.6)
+_register("moon_cnn", (6, 16), (120, 84), "MOON's SimpleCNN; the paper's projection is 256")  # Li et al. 2021
+# As in federated benchmarks: 44,426 parameters on 1x28x28 with 10 classes.
+_register("lenet5", (6, 16), (120, 84), "LeNet-5 with ReLU and max pooling; projection none", input_shape=(1, 28, 28))

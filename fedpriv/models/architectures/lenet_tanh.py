@@ -19,6 +19,18 @@ def glorot(net: Net) -> None:
             nn.init.zeros_(parameter)
 
 
+def _convolutions(channels: int, second: int, padding: int) -> OrderedDict[str, nn.Module]:
+    """5x5 convolutions to 6 and to ``second`` channels, each followed by tanh and average pooling."""
+    return OrderedDict(
+        conv1=nn.Conv2d(channels, 6, 5, padding=padding),
+        tanh1=nn.Tanh(),
+        pool1=nn.AvgPool2d(2),
+        conv2=nn.Conv2d(6, second, 5),
+        tanh2=nn.Tanh(),
+        pool2=nn.AvgPool2d(2),
+    )
+
+
 @register_model(
     "lenet5_tanh",
     input_shape=(1, 28, 28),
@@ -30,18 +42,9 @@ def glorot(net: Net) -> None:
 def lenet5_tanh(input_shape: Shape) -> tuple[nn.Module, int]:
     """(B, C, H, W) -> (B, 84): 6 and 16 channels, 120 and 84 units."""
     height, width = ((side // 2 - 4) // 2 for side in input_shape[1:])
-    layers: OrderedDict[str, nn.Module] = OrderedDict(
-        conv1=nn.Conv2d(input_shape[0], 6, 5, padding=2),
-        tanh1=nn.Tanh(),
-        pool1=nn.AvgPool2d(2),
-        conv2=nn.Conv2d(6, 16, 5),
-        tanh2=nn.Tanh(),
-        pool2=nn.AvgPool2d(2),
-        flatten=nn.Flatten(),
-        fc1=nn.Linear(16 * height * width, 120),
-        tanh3=nn.Tanh(),
-        fc2=nn.Linear(120, 84),
-        tanh4=nn.Tanh(),
+    layers = _convolutions(input_shape[0], 16, padding=2)
+    layers |= OrderedDict(
+        flatten=nn.Flatten(), fc1=nn.Linear(16 * height * width, 120), tanh3=nn.Tanh(), fc2=nn.Linear(120, 84), tanh4=nn.Tanh()
     )
     return nn.Sequential(layers), 84
 
@@ -60,13 +63,8 @@ def lenet_released(input_shape: Shape) -> tuple[nn.Module, int]:
     The layer of 84 units holds 98 % of the parameters.
     """
     height, width = (((side - 4) // 2 - 4) // 2 for side in input_shape[1:])
-    layers: OrderedDict[str, nn.Module] = OrderedDict(
-        conv1=nn.Conv2d(input_shape[0], 6, 5),
-        tanh1=nn.Tanh(),
-        pool1=nn.AvgPool2d(2),
-        conv2=nn.Conv2d(6, 6, 5),
-        tanh2=nn.Tanh(),
-        pool2=nn.AvgPool2d(2),
+    layers = _convolutions(input_shape[0], 6, padding=0)
+    layers |= OrderedDict(
         fc1=nn.Conv2d(6, 120, 1),  # Keras' Dense acts on the last axis, so it is the same layer at each pixel
         tanh3=nn.Tanh(),
         flatten=nn.Flatten(),

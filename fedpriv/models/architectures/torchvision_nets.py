@@ -7,6 +7,7 @@ when a net is built.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Literal
 
 from torch import nn
@@ -41,10 +42,9 @@ def _out_of_place(module: nn.Module) -> nn.Module:
     return module
 
 
-def _resnet(name: str, input_shape: Shape, small: bool | None = None) -> tuple[nn.Module, int]:
+def _resnet(name: str, input_shape: Shape, small: bool) -> tuple[nn.Module, int]:
     from torchvision.models import get_model  # type: ignore[import-untyped, unused-ignore]
 
-    small = _is_small(input_shape) if small is None else small
     net = get_model(name, weights=None)
     width: int = net.fc.in_features
     net.conv1 = _stem(net.conv1, input_shape, small, "fan_out")
@@ -54,58 +54,10 @@ def _resnet(name: str, input_shape: Shape, small: bool | None = None) -> tuple[n
     return _out_of_place(net), width
 
 
-@register_model("resnet18", input_shape=(3, 32, 32), classes=10, smallest=8, source="He et al. 2016; CIFAR stem up to 64 px")
-def resnet18(input_shape: Shape) -> tuple[nn.Module, int]:
-    """(B, C, H, W) -> (B, 512)."""
-    return _resnet("resnet18", input_shape)
+def _densenet(name: str, input_shape: Shape, small: bool) -> tuple[nn.Module, int]:
+    from torchvision.models import get_model
 
-
-@register_model(
-    "resnet18_imagenet",
-    input_shape=(3, 32, 32),
-    classes=10,
-    smallest=32,
-    source="resnet18 with the ImageNet stem on any input, as SimProx seems to have it",
-)
-def resnet18_imagenet(input_shape: Shape) -> tuple[nn.Module, int]:
-    """(B, C, H, W) -> (B, 512)."""
-    return _resnet("resnet18", input_shape, small=False)
-
-
-@register_model("resnet50", input_shape=(3, 32, 32), classes=100, smallest=8, source="He et al. 2016; CIFAR stem up to 64 px")
-def resnet50(input_shape: Shape) -> tuple[nn.Module, int]:
-    """(B, C, H, W) -> (B, 2048)."""
-    return _resnet("resnet50", input_shape)
-
-
-@register_model(
-    "densenet121",
-    input_shape=(3, 32, 32),
-    classes=100,
-    smallest=8,
-    source="Huang et al. 2017; CIFAR stem up to 64 px",
-)
-def densenet121(input_shape: Shape) -> tuple[nn.Module, int]:
-    """(B, C, H, W) -> (B, 1024)."""
-    return _densenet121(input_shape, _is_small(input_shape))
-
-
-@register_model(
-    "densenet121_imagenet",
-    input_shape=(3, 32, 32),
-    classes=10,
-    smallest=32,
-    source="densenet121 with the ImageNet stem on any input, as SimProx seems to have it",
-)
-def densenet121_imagenet(input_shape: Shape) -> tuple[nn.Module, int]:
-    """(B, C, H, W) -> (B, 1024)."""
-    return _densenet121(input_shape, small=False)
-
-
-def _densenet121(input_shape: Shape, small: bool) -> tuple[nn.Module, int]:
-    from torchvision.models import densenet121 as build
-
-    net = build(weights=None)
+    net = get_model(name, weights=None)
     features, width = net.features, net.classifier.in_features
     features.conv0 = _stem(features.conv0, input_shape, small, "fan_in")
     if small:
@@ -115,6 +67,26 @@ def _densenet121(input_shape: Shape, small: bool) -> tuple[nn.Module, int]:
         features=features, relu=nn.ReLU(), avgpool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten()
     )
     return _out_of_place(nn.Sequential(layers)), width
+
+
+def _register(
+    name: str, classes: int, build: Callable[[str, Shape, bool], tuple[nn.Module, int]], source: str, cifar_stem: bool = True
+) -> None:
+    """Register a net of torchvision, whose name ``_imagenet`` may follow."""
+
+    def encoder(input_shape: Shape) -> tuple[nn.Module, int]:
+        return build(name.removesuffix("_imagenet"), input_shape, cifar_stem and _is_small(input_shape))
+
+    smallest = 8 if cifar_stem else 32
+    register_model(name, input_shape=(3, 32, 32), classes=classes, smallest=smallest, source=source)(encoder)
+
+
+_LIKE_SIMPROX = "with the ImageNet stem on any input, as SimProx seems to have it"
+_register("resnet18", 10, _resnet, "He et al. 2016; CIFAR stem up to 64 px")
+_register("resnet18_imagenet", 10, _resnet, f"resnet18 {_LIKE_SIMPROX}", cifar_stem=False)
+_register("resnet50", 100, _resnet, "He et al. 2016; CIFAR stem up to 64 px")
+_register("densenet121", 100, _densenet, "Huang et al. 2017; CIFAR stem up to 64 px")
+_register("densenet121_imagenet", 10, _densenet, f"densenet121 {_LIKE_SIMPROX}", cifar_stem=False)
 
 
 @register_model(

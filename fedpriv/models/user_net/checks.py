@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from fedpriv.errors import UsageError, in_a_line
 from fedpriv.models.net import Net
-from fedpriv.models.state import State, fixed_randomness, perturb
+from fedpriv.models.snapshot import State
+from fedpriv.models.state import fixed_randomness, perturb
 from fedpriv.parameters import changing_buffers
 
 _PASSES = ((False, True), (True, False), (True, True))

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from fedpriv.client.client import Received, receive
 from fedpriv.client.model import ClientModel
+from fedpriv.client.receiving import Received, receive
 from fedpriv.client.store import ClientStore
 from fedpriv.client.suspicion import generator_of_run
 from fedpriv.server.clients import Clients, Instruction

@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from fedpriv.client.client import Received
+from fedpriv.client.receiving import Received
 from fedpriv.client.store import ClientStore
 from fedpriv.errors import FedprivError
 from fedpriv.models.batched.stacked import Form

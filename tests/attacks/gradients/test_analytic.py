@@ -12,6 +12,7 @@ from fedpriv.attacks.attack import image_attack
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.gradients import linear
 from fedpriv.attacks.gradients.analytic import row_ratios, single_sample
 from fedpriv.attacks.gradients.linear import SharedLinear, single_sample_input
 from fedpriv.attacks.lab.attempts import attempt
@@ -20,6 +21,7 @@ from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.scoring.scores import match, mse
 from fedpriv.objectives.simclr import nt_xent
 from tests.attacks.client import CLASSES, SHAPE, OfRows, change, gradient, mlp, observe, pictures
+from tests.attacks.sent import noisy, pruned
 
 
 def test_single_sample_is_exact_with_hidden_head() -> None:
@@ -62,6 +64,18 @@ def test_layer_inputs_in_rows_are_not_the_image(n: int) -> None:
     for name in ("analytic", "spear"):
         with pytest.raises(Inapplicable, match=r"'body\.third' is features"):
             image_attack(name)().run([message])
+
+
+def test_messages_of_one_net_at_equal_weights_are_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, images, labels = mlp(), pictures(2), torch.tensor([1, 2])
+    probed, probe = list[Observation](), linear._layer_inputs
+    monkeypatch.setattr(linear, "_layer_inputs", lambda seen: (probed.append(seen), probe(seen))[1])
+    first = observe(net, gradient(net, images[:1], labels[:1]), num_examples=1)
+    again = replace(first, shared=gradient(net, images[1:2], labels[1:2]), weights={n: t.clone() for n, t in first.weights.items()})
+    image_attack("analytic")().run([first, again])
+    assert len(probed) == 1
+    moved = replace(first, weights={name: tensor + 1 for name, tensor in first.weights.items()})
+    assert [row_ratios(seen)[0].is_image for seen in (first, moved, first)] == [True] * 3 and len(probed) == 3
 
 
 def test_analytic_needs_no_labels_and_label_attacks_refuse() -> None:
@@ -109,20 +123,17 @@ def test_total_least_squares_resists_noise_best() -> None:
 
 def defended(message: Observation, how: str) -> Observation:
     """A message after a mild, known defence."""
-    shared, draw = dict(message.shared), torch.Generator().manual_seed(0)
+    shared = message.shared
     sizes = torch.cat([tensor.flatten() for tensor in shared.values()]).abs()
     if how == "pruning":
-        kept = {name: tensor.abs() > sizes.quantile(0.3) for name, tensor in shared.items()}
-        return replace(message, shared={n: t * kept[n] for n, t in shared.items()}, altered=Altered(kept=kept))
+        return pruned(message, lambda _: float(sizes.quantile(0.3)))
     if how == "rounding":
         steps = {name: float(tensor.abs().max()) / 2**6 for name, tensor in shared.items()}
         variance = {name: step**2 / 12 for name, step in steps.items()}
         return replace(
             message, shared={n: (t / steps[n]).round() * steps[n] for n, t in shared.items()}, altered=Altered(variance=variance)
         )
-    sigma = 0.01 * float(sizes.square().mean().sqrt())
-    noisy = {n: t + sigma * torch.randn(t.shape, generator=draw, dtype=t.dtype) for n, t in shared.items()}
-    return replace(message, shared=noisy, altered=Altered(variance=dict.fromkeys(noisy, sigma**2)))
+    return noisy(message, 0.01 * float(sizes.square().mean().sqrt()))
 
 
 @pytest.mark.parametrize("how", ["noise", "rounding", "pruning"])

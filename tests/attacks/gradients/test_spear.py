@@ -18,6 +18,7 @@ from fedpriv.attacks.gradients.spear import SpearOptions, unmix
 from fedpriv.attacks.image.direct import Spear
 from fedpriv.attacks.scoring.scores import match, mse
 from tests.attacks.client import change, gradient, observe, pictures
+from tests.attacks.sent import clipped, noisy, only
 
 MEAN, STD = 0.5, 0.3
 
@@ -45,8 +46,7 @@ def worst(recovered: Tensor, images: Tensor) -> float:
 @pytest.mark.parametrize("n", [1, 2, 8, 12])
 def test_every_image_of_a_batch_is_exact_and_the_attack_knows(n: int) -> None:
     message, images = sent(n)
-    hidden = {name: tensor for name, tensor in message.shared.items() if name.startswith("body.1")}
-    result = Spear().run([replace(message, shared=hidden, num_examples=None)])  # it counts the samples by itself
+    result = Spear().run([replace(only(message, "body.1"), num_examples=None)])  # it counts the samples by itself
     assert len(result.images) == n and worst(result.images, images) < 1e-9
     assert float(result.loss) < 0.01 and result.labels.tolist() == [-1] * n
 
@@ -76,22 +76,14 @@ def test_spear_recovers_images_after_local_steps(schedule: Schedule) -> None:
 
 def test_a_clipped_gradient_has_the_same_images() -> None:
     message, images = sent(6)
-    clipped = {name: 0.01 * tensor for name, tensor in message.shared.items()}
-    message = replace(message, shared=clipped, altered=Altered(rescaled=True))
-    assert worst(Spear().run([message]).images, images) < 1e-9
+    assert worst(Spear().run([clipped(message, 0.01)]).images, images) < 1e-9
 
 
 def test_faint_noise_is_no_protection_and_strong_noise_is() -> None:
     message, images = sent(4)
-    draw = torch.Generator().manual_seed(0)
-
-    def noisy(share: float) -> Observation:
-        sigma = share * float(message.shared["body.1.weight"].std())
-        shared = {name: t + sigma * torch.randn(t.shape, generator=draw) for name, t in message.shared.items()}
-        return replace(message, shared=shared, altered=Altered(variance=dict.fromkeys(shared, sigma**2)))
-
-    assert worst(Spear().run([noisy(1e-3)]).images, images) < 1e-4
-    result = Spear(starts=640).run([noisy(1.0)])
+    spread = float(message.shared["body.1.weight"].std())
+    assert worst(Spear().run([noisy(message, 1e-3 * spread)]).images, images) < 1e-4
+    result = Spear(starts=640).run([noisy(message, spread)])
     assert worst(result.images, images) > 0.01 and float(result.loss) > 0.05
 
 
@@ -107,7 +99,7 @@ def test_a_random_gradient_of_low_rank_has_no_sparse_columns() -> None:
 
 def test_it_says_where_it_cannot_be_mounted() -> None:
     message, _ = sent(4)
-    masked = replace(message, shared={name: t for name, t in message.shared.items() if name.startswith("top")})
+    masked = only(message, "top")
     smooth = rectifier(activation=nn.Tanh)
     other = observe(smooth, gradient(smooth, pictures(2).float(), torch.tensor([0, 1])), num_examples=2)
     pruned = replace(message, altered=Altered(kept={"body.1.weight": torch.ones(200, 36, dtype=torch.bool)}))

@@ -92,6 +92,17 @@ def test_the_centre_of_one_sample_is_that_sample() -> None:
     assert ((inverted.images - images[[1, 0]]).square().flatten(1).mean(dim=1) < 1e-4).all()  # grey: 0.08
 
 
+def test_centres_are_inverted_at_once_as_one_by_one() -> None:
+    """Each with an error of its own."""
+    observation, _, projector = client([3, 1])
+    centers, embed = torch.stack(list(read_centers(observation).values())), embedding(observation, projector)
+    slack = torch.tensor([0.3, 0.3, 1e-3, 1e-3])
+    both = invert_centers(observation, embed, centers.repeat(2, 1), grey(4), slack, steps=2)
+    for images, error in zip(both.images.chunk(2), (0.3, 1e-3), strict=True):
+        alone = invert_centers(observation, embed, centers, grey(2), error, steps=2)
+        torch.testing.assert_close(images, alone.images, rtol=1e-3, atol=1e-3)
+
+
 def test_centres_smaller_than_images_need_a_prior() -> None:
     """Many images have the same twenty features; the most probable one under the public prior is the client's."""
     torch.manual_seed(1)

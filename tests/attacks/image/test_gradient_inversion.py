@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.attacks.attack import image_attack, image_attacks
-from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.distances import squared
@@ -24,6 +23,7 @@ from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.nets import observe, reference_victim
 from fedpriv.attacks.optimise.lbfgs import BatchedLbfgs
 from fedpriv.attacks.scoring.scores import match, mse
+from tests.attacks.sent import each, in_double, noisy, of_unknown_rate, only, pruned
 from tests.marks import quick_first
 from tests.oracles.dlg import dlg
 
@@ -92,9 +92,7 @@ def test_head_free_recovers_images_behind_a_shared_linear_layer() -> None:
 
 def test_images_do_not_depend_on_what_else_is_attacked() -> None:
     _, _, observations = observed(3)
-    observations = [replace(o, shared={n: g.double() for n, g in o.shared.items()}) for o in observations]
-    observations = [replace(o, weights={n: w.double() for n, w in o.weights.items()}) for o in observations]
-    attack = Idlg(steps=1, restarts=0)
+    observations, attack = [replace(in_double(one), net=one.net) for one in observations], Idlg(steps=1, restarts=0)
     together, alone = attack.run(observations), attack.run(observations[:1])
     torch.testing.assert_close(together.images[0], alone.images[0], atol=1e-6, rtol=0)
 
@@ -119,21 +117,14 @@ def test_nets_with_different_weights_are_attacked_together() -> None:
 def test_a_defence_does_not_make_an_unknown_rate_matter(defence: str) -> None:
     images, labels = default_images(1, side=SIDE)
     seen = Setting(net="perceptron", side=SIDE).observations(images, labels, 0)[0]
-    shared, draw = {name: -0.01 * tensor for name, tensor in seen.shared.items()}, torch.Generator().manual_seed(0)
-    deviation = 0.02 * float(torch.cat([tensor.flatten() for tensor in shared.values()]).square().mean().sqrt())
-    if defence == "noise":
-        altered = Altered(variance=dict.fromkeys(shared, deviation**2))
-        shared = {name: tensor + deviation * torch.randn(tensor.shape, generator=draw) for name, tensor in shared.items()}
-    else:
-        altered = Altered(kept={name: tensor.abs() >= tensor.abs().median() for name, tensor in shared.items()})
-        shared = {name: tensor * altered.kept[name] for name, tensor in shared.items()}
-    attack = InvertingGradients(steps=150)
-    change = replace(seen, kind="change", shared=shared, altered=altered)
+    deviation = 0.02 * float(torch.cat([tensor.flatten() for tensor in seen.shared.values()]).square().mean().sqrt())
+    change = of_unknown_rate(noisy(seen, deviation) if defence == "noise" else pruned(seen, torch.median), 0.01)
+    attack, draw = InvertingGradients(steps=150), torch.Generator().manual_seed(1)
     known = replace(change, schedule=Schedule(lr=0.01))
     errors = [float(mse(attack.run([message]).images, images)) for message in (known, change)]
     assert max(errors) < 1e-2, errors
-    other = {name: tensor[torch.randperm(len(tensor), generator=draw)] for name, tensor in shared.items()}
-    assert float(mse(attack.run([replace(change, shared=other)]).images, images)) > 3e-2, "of another message it finds nothing"
+    other = each(change, lambda tensor: tensor[torch.randperm(len(tensor), generator=draw)])
+    assert float(mse(attack.run([other]).images, images)) > 3e-2, "of another message it finds nothing"
 
 
 def test_the_gradient_of_a_batch_makes_as_many_images() -> None:
@@ -183,9 +174,8 @@ def test_what_cannot_be_attacked_says_why() -> None:
     change = replace(observations[0], kind="change")
     with pytest.raises(Inapplicable, match="schedule"):
         Dlg().run([change])
-    only_top = replace(observations[0], shared={n: g for n, g in observations[0].shared.items() if n.startswith("top.")})
     with pytest.raises(Inapplicable, match="before the hidden"):
-        HeadFree().run([only_top])
+        HeadFree().run([only(observations[0], "top.")])
 
 
 class OnceOnly(nn.Module):

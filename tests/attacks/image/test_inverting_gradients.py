@@ -31,7 +31,7 @@ IMAGES, LABELS = default_images(4, side=8)[0], torch.arange(4)
 def message(n: int) -> Observation:
     torch.manual_seed(0)
     net = SplitNet(nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Flatten()), nn.Linear(72, 10))
-    return observe(net, IMAGES[:n], LABELS[:n], mean=(MEAN,), std=(STD,))
+    return replace(observe(net, (IMAGES[:n] - MEAN) / STD, LABELS[:n]), mean=(MEAN,), std=(STD,))
 
 
 def cosine_and_variation(seen: Observation, images: Tensor) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from fedpriv.attacks.lab.attempts import observations
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.optimise.lbfgs import History
+from tests.attacks.sent import in_double, messages_of
 
 SIDE = 8
 
@@ -26,7 +27,7 @@ def apart() -> list[Observation]:
 
 
 def of(setting: Setting) -> list[Observation]:
-    return setting.observations(*setting.truth(0), 0)
+    return messages_of(setting)[0]
 
 
 @pytest.mark.parametrize(
@@ -53,14 +54,6 @@ def test_losses_and_gradients_are_those_of_one_after_another(messages: Callable[
         value, gradient = many(rows, x[rows])
         torch.testing.assert_close(value, values[rows], rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(gradient, gradients[rows], rtol=1e-9, atol=1e-12)
-
-
-def in_double(message: Observation) -> Observation:
-    shared, weights = (
-        {name: t.double() if t.is_floating_point() else t for name, t in group.items()}
-        for group in (message.shared, message.weights)
-    )
-    return replace(message, shared=shared, weights=weights)
 
 
 @pytest.mark.parametrize("attack", [Dlg(steps=1, restarts=0), Idlg(steps=1, restarts=0)], ids=["dlg", "idlg"])

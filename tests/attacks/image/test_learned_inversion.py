@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.attack import ImageAttack
-from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.core.status import Reason
@@ -22,10 +21,11 @@ from fedpriv.attacks.lab.images import digits
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.scoring.scores import RECOVERED, THRESHOLDS
-from fedpriv.audit import sentences
 from fedpriv.audit.images.target import crops, samples
 from fedpriv.audit.judge.images import best, recovered
 from fedpriv.audit.results.images import ImageOutcome, ImageTarget
+from fedpriv.audit.sentences.samples import images as sentence_on
+from tests.attacks.sent import each, messages_of, noisy, pruned
 from tests.audit.built import image, images
 
 KNOWS = ThreatModel(top="initial", public=True)
@@ -36,14 +36,9 @@ def setting(images: int = 3, **more: object) -> Setting:
     return replace(Setting(kind="digits", side=8, images=images, threat=KNOWS, min_recovery=0.5), **more)
 
 
-def messages(one: Setting, seed: int = 0) -> tuple[Tensor, Tensor, list[Observation]]:
-    images, labels = one.truth(seed)
-    return images, labels, one.observations(images, labels, seed)
-
-
 @pytest.mark.parametrize("more", [{}, {"masked": 1}, {"net": "perceptron", "steps": 3}])
 def test_what_is_simulated_for_the_true_image_is_the_message(more: dict[str, object]) -> None:
-    images, labels, seen = messages(setting(**more))
+    seen, images, labels = messages_of(setting(**more))
     made: dict[str, list[Tensor]] = {name: [] for name in seen[0].shared}
     for part in simulate_messages(seen[0], Public(images, labels)):
         for name, tensor in part.items():
@@ -54,17 +49,16 @@ def test_what_is_simulated_for_the_true_image_is_the_message(more: dict[str, obj
 
 
 def test_the_simulation_prunes_and_scales_as_the_client_did() -> None:
-    _, _, seen = messages(setting())
+    seen, _, _ = messages_of(setting())
     rows = torch.cat([rows_of({n: t[None] for n, t in one.shared.items()}) for one in seen])
     k = rows.shape[1] // 100
     least = rows.abs().topk(k).values[:, -1]
-    pruned = []
-    for one, limit in zip(seen, least, strict=True):
-        kept = {name: tensor.abs() >= limit for name, tensor in one.shared.items()}
-        shared = {name: 0.5 * tensor * kept[name] for name, tensor in one.shared.items()}
-        pruned.append(replace(one, shared=shared, altered=Altered(rescaled=True, kept=kept)))
-    sent = torch.cat([rows_of({n: t[None] for n, t in one.shared.items()}) for one in pruned])
-    found = defence_of(pruned, sent)
+    defended = []
+    for one, limit in zip(seen, least.tolist(), strict=True):
+        large = pruned(one, lambda sizes, limit=limit: limit)
+        defended.append(each(large, lambda tensor: 0.5 * tensor, altered=replace(large.altered, rescaled=True)))
+    sent = torch.cat([rows_of({n: t[None] for n, t in one.shared.items()}) for one in defended])
+    found = defence_of(defended, sent)
     assert found.kept == k and bool(found.pruned.all()) and found.norm == pytest.approx(float(sent.norm(dim=1).median()))
     made = found.applied(rows)
     assert torch.equal(made != 0, sent != 0)
@@ -81,13 +75,13 @@ def test_components_are_those_of_a_singular_value_decomposition() -> None:
 
 
 def test_messages_of_one_download_are_learned_together() -> None:
-    _, _, seen = messages(setting())
+    seen, _, _ = messages_of(setting())
     other = replace(seen[1], weights={name: tensor + 1 for name, tensor in seen[1].weights.items()})
     assert group_by_download([seen[0], other, seen[2]]) == [[0, 2], [1]]
 
 
 def test_nothing_but_what_is_granted_counts() -> None:
-    _, _, seen = messages(setting(masked=1))
+    seen, _, _ = messages_of(setting(masked=1))
     found = FEW.run(seen)
     assert found.raw.shape == (3, 1, 8, 8) and bool(found.raw.isfinite().all()) and bool((found.labels == -1).all())
     for one in seen:
@@ -108,7 +102,7 @@ def test_nothing_but_what_is_granted_counts() -> None:
     ],
 )
 def test_where_it_cannot_be_mounted(changes: dict[str, object], why: str) -> None:
-    _, _, (seen, *_) = messages(setting())
+    (seen, *_), _, _ = messages_of(setting())
     LearnedInversion.check(replace(seen, kind="change", schedule=Schedule(lr=0.1)))
     with pytest.raises(Inapplicable, match=why):
         LearnedInversion().run([replace(seen, **changes)])
@@ -128,19 +122,11 @@ def test_its_controls() -> None:
 @pytest.mark.slow
 def test_it_recovers_under_noise_beyond_copies() -> None:
     """LeNet, noise of 0.3 of the gradient's norm, where gradient matching recovers nothing."""
-    images, labels, seen = messages(setting(images=40))
+    seen, images, labels = messages_of(setting(images=40))
     entries = sum(tensor.numel() for tensor in seen[0].shared.values())
     norm = torch.stack([rows_of({n: t[None] for n, t in one.shared.items()}).norm() for one in seen]).median()
-    sigma, draw = 0.3 * float(norm) / entries**0.5, torch.Generator().manual_seed(0)
-    noisy = [
-        replace(
-            one,
-            shared={name: t + sigma * torch.randn(t.shape, generator=draw) for name, t in one.shared.items()},
-            altered=Altered(variance=dict.fromkeys(one.shared, sigma**2)),
-        )
-        for one in seen
-    ]
-    made = attempt(Attacker(LearnedInversion(steps=300), KNOWS), noisy, images, labels, 0)
+    defended = [noisy(one, 0.3 * float(norm) / entries**0.5, seed) for seed, one in enumerate(seen)]
+    made = attempt(Attacker(LearnedInversion(steps=300), KNOWS), defended, images, labels, 0)
     assert made.copy_successes is not None and made.recovered is not None
     assert made.recovered.successes > 10 > made.copy_successes[RECOVERED]
 
@@ -159,7 +145,7 @@ class Returns(ImageAttack):
 
 
 def test_no_more_than_copies_is_nothing() -> None:
-    images, labels, seen = messages(setting())
+    seen, images, labels = messages_of(setting())
     with_copies = [replace(one, public=Public(torch.cat([images[:2], one.public.images]), labels)) for one in seen if one.public]
     near = torch.cat([images[:2], 1 - images[2:]])
     made = attempt(Attacker(Returns(near), KNOWS), with_copies, images, labels, 0)
@@ -195,12 +181,12 @@ def test_the_verdict_names_copies() -> None:
     few, many, other = of(3, copies=copies), of(9, copies=copies), image("dlg", 1, 20)
     assert hits(few) == 0 and hits(many) == 9
     assert found_in(case(few, other)) is other and found_in(case(many, other)) is many
-    assert "copies of the nearest public image would recover 3 of them" in sentences.images(case(many, other))
-    assert "0 of 20 by learned-inversion" in (said := sentences.images(case(few)))
+    assert "copies of the nearest public image would recover 3 of them" in sentence_on(case(many, other))
+    assert "0 of 20 by learned-inversion" in (said := sentence_on(case(few)))
     assert "learned-inversion recovered 3, which are not counted, as copies of the nearest public image would recover 3" in said
     near = of(3, close=2, copies=copies)
     assert hits(near) == 2, "closer to the originals than copies are"
-    said = sentences.images(case(near))
+    said = sentence_on(case(near))
     assert "reconstructed 2 of 20 (MSE < 0.001; " in said and "would recover 0 of them" in said
 
 
@@ -236,7 +222,7 @@ def test_audits_try_it_as_its_control_says() -> None:
 def test_with_fewer_images_than_pixels_it_finds_sums_of_them() -> None:
     one = setting(images=3)
     public = Public(*(part[:20] for part in digits(1, 8)))
-    seen = [replace(each, public=public) for each in messages(one)[2]]
+    seen = [replace(message, public=public) for message in messages_of(one)[0]]
     made = LearnedInversion(steps=200, width=32, components=16).run(seen).raw.flatten(1)
     known = public.images.flatten(1).T.double()
     rest = made.T.double() - known @ torch.linalg.lstsq(known, made.T.double()).solution

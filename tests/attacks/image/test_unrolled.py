@@ -74,4 +74,4 @@ def test_random_numbers_are_not_explained() -> None:
 def test_it_says_what_it_needs() -> None:
     observation, _ = batch()
     with pytest.raises(Inapplicable, match="schedule"):
-        unroll(observe(observation.net, dict(observation.shared), kind="change"))
+        unroll(observe(observation.net, dict(observation.shared), kind="change"), UnrolledOptions())

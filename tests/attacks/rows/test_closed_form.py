@@ -9,36 +9,30 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.core.columns import CategoryColumn, NumberColumn, RowEncoding
-from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.linear import SharedLinear
 from fedpriv.attacks.lab.setting import RowSetting
 from fedpriv.attacks.rows.closed_form import ClosedForm
 from fedpriv.attacks.rows.span import rows_in_span
 from fedpriv.attacks.scoring.row_scores import in_order, score_rows
+from tests.attacks.sent import each, messages_of, noised
 
 NUMBERS = RowEncoding(tuple(NumberColumn(f"n{i}") for i in range(20)))
 
 
-def messages(setting: RowSetting, seed: int = 0) -> tuple[list[Observation], Tensor]:
-    rows, labels = setting.truth(seed)
-    return setting.observations(rows, labels, seed), rows
-
-
 def recovered(setting: RowSetting, seed: int = 0) -> tuple[Tensor, Tensor]:
     """The rows, in the order of the true ones, and the true ones."""
-    observed, rows = messages(setting, seed)
+    observed, rows, _ = messages_of(setting, seed)
     return in_order(ClosedForm().run(observed, seed).raw, rows, setting.encoding, len(observed))[0], rows
 
 
 @pytest.mark.parametrize("smooth", [False, True])
 @pytest.mark.parametrize("steps", [0, 1, 5])
 def test_a_single_row_is_exact(smooth: bool, steps: int) -> None:
-    setting = RowSetting(smooth=smooth, steps=steps)
-    observed, rows = messages(setting)
+    observed, rows, labels = messages_of(RowSetting(smooth=smooth, steps=steps))
     result = ClosedForm().run(observed)
     torch.testing.assert_close(result.raw, rows, atol=1e-3 if steps else 1e-4, rtol=0)
-    assert result.labels.tolist() == setting.truth(0)[1].tolist() and (result.loss == 0).all()
+    assert result.labels.tolist() == labels.tolist() and (result.loss == 0).all()
     assert result.cells[0][4:] == result.encoding.decode(rows)[0][4:]
 
 
@@ -53,8 +47,8 @@ def test_a_batch_of_numbers_is_exact_behind_relu() -> None:
     setting = RowSetting(NUMBERS, classes=4, rows=4, per_message=4)
     raw, rows = recovered(setting)
     torch.testing.assert_close(raw, rows, atol=1e-2, rtol=0)
-    why = ClosedForm.harder(messages(replace(setting, smooth=True))[0][0])
-    assert why is not None and "no ReLU" in why and ClosedForm.harder(messages(setting)[0][0]) is None
+    why = ClosedForm.harder(messages_of(replace(setting, smooth=True))[0][0])
+    assert why is not None and "no ReLU" in why and ClosedForm.harder(messages_of(setting)[0][0]) is None
 
 
 def test_repeated_rows_are_counted() -> None:
@@ -80,21 +74,18 @@ def test_the_rows_are_told_from_their_sums_and_differences() -> None:
 
 
 def test_an_unknown_number_of_rows_gives_those_that_are_exact() -> None:
-    observed, rows = messages(RowSetting(rows=6, per_message=6))
-    raw = ClosedForm().run([replace(observed[0], num_examples=None)]).raw
-    assert raw.shape == rows.shape
-    noise = {
-        name: torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0)) for name, tensor in observed[0].shared.items()
-    }
-    nothing = ClosedForm().run([replace(observed[0], num_examples=None, shared=noise)])
+    (message,), rows, _ = messages_of(RowSetting(rows=6, per_message=6))
+    message = replace(message, num_examples=None)
+    assert ClosedForm().run([message]).raw.shape == rows.shape
+    nothing = ClosedForm().run([noised(each(message, torch.zeros_like), 1.0)])
     assert len(nothing.raw) == 0 and nothing.loss.tolist() == [1]
 
 
 def test_messages_that_it_cannot_read_are_refused() -> None:
-    (message, *_), _ = messages(RowSetting())
+    (message, *_), _, _ = messages_of(RowSetting())
     with pytest.raises(Inapplicable, match="not known"):
         ClosedForm().run([replace(message, encoding=None)])
-    zero = replace(message, shared={name: torch.zeros_like(tensor) for name, tensor in message.shared.items()})
+    zero = each(message, torch.zeros_like)
     assert ClosedForm().run([zero]).raw.isnan().all() and "zero" in (ClosedForm.empty(zero) or "")
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.columns import CategoryColumn, NumberColumn, RowEncoding, made_up_rows
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
@@ -16,35 +15,19 @@ from fedpriv.attacks.core.row_reconstruction import RowReconstruction
 from fedpriv.attacks.gradients.simulated_messages import simulate_messages
 from fedpriv.attacks.lab.row_controls import negative_control, positive_control
 from fedpriv.attacks.lab.same_net import rows_on_same_net
-from fedpriv.attacks.lab.setting import RowSetting
-from fedpriv.attacks.lab.tables import EXAMPLE
+from fedpriv.attacks.lab.setting import EXAMPLE, RowSetting
 from fedpriv.attacks.rows.closed_form import ClosedForm
 from fedpriv.attacks.rows.learned_rows import Grids, LearnedRows, crossed
 from fedpriv.attacks.scoring.row_scores import right_cells, typical_row
+from tests.attacks.sent import each, messages_of, noisy
 
 TABLE = RowEncoding(
     (NumberColumn("age", 40.0, 10.0), NumberColumn("dose", 2.0, 0.5, gaps=True), CategoryColumn("ward", ("a", "b", "c")))
 )
+
 SMALL = RowSetting(TABLE, widths=(64, 16), rows=12, threat=ThreatModel(public=True))
 QUICK = LearnedRows(rows=400, components=20, width=96, steps=150, lr=1e-2)
 HARDLY = LearnedRows(rows=20, components=4, width=8, steps=2)
-
-
-def messages(setting: RowSetting = SMALL) -> tuple[list[Observation], torch.Tensor]:
-    rows, labels = setting.truth(0)
-    return setting.observations(rows, labels, 0), rows
-
-
-def noisy(seen: list[Observation], variance: float) -> list[Observation]:
-    draw = torch.Generator().manual_seed(1)
-    return [
-        replace(
-            message,
-            shared={name: t + variance**0.5 * torch.randn(t.shape, generator=draw) for name, t in message.shared.items()},
-            altered=Altered(variance=dict.fromkeys(message.shared, variance)),
-        )
-        for message in seen
-    ]
 
 
 def share(raw: torch.Tensor, rows: torch.Tensor) -> float:
@@ -72,19 +55,18 @@ def test_crossings_have_each_cell_from_either_of_two_public_rows() -> None:
 
 
 def test_it_recovers_rows_also_under_noise_and_nothing_from_noise_alone() -> None:
-    seen, rows = messages()
+    seen, rows, _ = messages_of(SMALL)
     guess = share(typical_row(TABLE).expand_as(rows), rows)
     assert share(QUICK.run(seen).raw, rows) >= 0.9 > guess + 0.5
-    hidden = noisy(seen, 1e-2)
+    hidden = [noisy(message, 0.1, seed) for seed, message in enumerate(seen)]
     assert share(QUICK.run(hidden).raw, rows) > max(guess, share(ClosedForm().run(hidden).raw, rows)) + 0.2
-    silent = noisy([replace(m, shared={name: 0 * t for name, t in m.shared.items()}) for m in seen], 1.0)
+    silent = [noisy(each(message, torch.zeros_like), 1.0, seed) for seed, message in enumerate(seen)]
     assert share(QUICK.run(silent).raw, rows) <= guess + 0.2
 
 
 def test_simulated_messages_of_true_rows_are_theirs_for_numeric_labels_too() -> None:
     setting = replace(SMALL, rows=3, numbers=True, classes=1, steps=2)
-    rows, labels = setting.truth(0)
-    seen = setting.observations(rows, labels, 0)
+    seen, rows, labels = messages_of(setting)
     (made,) = simulate_messages(seen[0], Public(rows, labels))
     for name, tensor in made.items():
         torch.testing.assert_close(tensor, torch.stack([message.shared[name] for message in seen]), rtol=1e-4, atol=1e-6)
@@ -102,14 +84,14 @@ def test_simulated_messages_of_true_rows_are_theirs_for_numeric_labels_too() -> 
     ],
 )
 def test_it_says_where_it_does_not_apply(changes: dict[str, object], reason: str) -> None:
-    (seen, *_), _ = messages()
+    (seen, *_), _, _ = messages_of(SMALL)
     LearnedRows.check(replace(seen, kind="change", schedule=Schedule(lr=0.1)))
     with pytest.raises(Inapplicable, match=reason):
         QUICK.run([replace(seen, **changes)])
 
 
 def test_on_the_attacked_net_it_is_tried_on_public_rows_that_it_does_not_get() -> None:
-    (seen, *_), _ = messages()
+    (seen, *_), _, _ = messages_of(SMALL)
     assert seen.public is not None
     weights, given = dict(seen.weights), list[Observation]()
 

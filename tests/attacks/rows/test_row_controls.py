@@ -13,12 +13,13 @@ from fedpriv.attacks.attack import RowAttack, row_attack, row_attacks
 from fedpriv.attacks.core.columns import CategoryColumn, NumberColumn, RowEncoding
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.row_reconstruction import RowReconstruction
-from fedpriv.attacks.lab.row_attempts import Rows, harder, row_attacker, run_row_controls
+from fedpriv.attacks.lab.row_attempts import Rows, harder, run_row_controls
 from fedpriv.attacks.lab.row_controls import negative_control, positive_control
 from fedpriv.attacks.lab.setting import RowSetting
-from fedpriv.attacks.lab.trial import Trial
+from fedpriv.attacks.lab.trial import Attacker, Trial
 from fedpriv.attacks.rows.closed_form import ClosedForm
 from fedpriv.attacks.scoring.row_scores import typical_row
+from tests.attacks.sent import messages_of
 from tests.marks import quick_first
 
 
@@ -59,7 +60,7 @@ def test_an_attempt_is_scored_beside_its_controls() -> None:
     setting = RowSetting(rows=4, per_message=2)
     rows, labels = setting.truth(1)
     target = Rows(rows, labels, setting.encoding, lambda threat: setting.observations(rows, labels, 1))
-    attempt = target.run(row_attacker(ClosedForm, {}), Trial())
+    attempt = target.run(Attacker.of(ClosedForm, {}), Trial())
     assert attempt.scores is not None and attempt.scores.rows.share == 1 and attempt.is_evidence
     assert [control.name for control in attempt.controls] == ["positive", "negative"]
 
@@ -68,9 +69,7 @@ def test_the_control_has_as_many_rows_as_the_columns_allow() -> None:
     """Four numbers, of which one may be missing, and one category are seven independent entries."""
     numbers = tuple(NumberColumn(name, gaps=name == "d") for name in "abcd")
     table = RowEncoding((*numbers, CategoryColumn("e", ("x", "y"))))
-    setting = RowSetting(table, rows=6, per_message=6)
-    rows, labels = setting.truth(0)
-    (message,) = setting.observations(rows, labels, 0)
+    (message,), _, _ = messages_of(RowSetting(table, rows=6, per_message=6))
     assert ClosedForm.most_rows(message) == 3
     positive, _ = run_row_controls(ClosedForm(), message, 6, 0)
     assert positive.passed and "3 behind one message" in positive.sentence

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.columns import CategoryColumn, NumberColumn, RowEncoding, made_up_rows
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
@@ -16,10 +15,10 @@ from fedpriv.attacks.gradients.matching import Objective, build_case
 from fedpriv.attacks.gradients.variables import Cells
 from fedpriv.attacks.image.dlg import labels_together
 from fedpriv.attacks.lab.row_controls import negative_control, positive_control
-from fedpriv.attacks.lab.setting import RowSetting
-from fedpriv.attacks.lab.tables import EXAMPLE
+from fedpriv.attacks.lab.setting import EXAMPLE, RowSetting
 from fedpriv.attacks.rows.tableak import EXPLAINED, Search, TabLeak, likely_labels
 from fedpriv.attacks.scoring.row_scores import in_order, score_rows
+from tests.attacks.sent import in_double, messages_of, noisy
 
 TABLE = RowEncoding(
     (
@@ -33,8 +32,8 @@ TABLE = RowEncoding(
 
 def search(setting: RowSetting, seed: int = 0) -> tuple[Search, torch.Tensor]:
     """The search for the rows of one message, and the rows."""
-    rows, labels = setting.truth(seed)
-    case = build_case(setting.observations(rows, labels, seed), bounded=True, scale_free=True)
+    seen, rows, labels = messages_of(setting, seed)
+    case = build_case(seen, bounded=True, scale_free=True)
     assert isinstance(case.pixels, Cells)
     return Search(labels_together(case, cosine, labels.view(1, -1), known_top=True), case.pixels, setting.encoding), rows
 
@@ -87,10 +86,8 @@ def test_rows_that_are_nearly_right_are_refined() -> None:
 def test_the_slope_is_that_of_the_loss(encoding: RowEncoding) -> None:
     """Second derivatives against central differences, in double precision."""
     setting = RowSetting(encoding, smooth=True, widths=(9, 7), rows=2, per_message=2)
-    rows, labels = setting.truth(0)
-    (message,) = setting.observations(rows, labels, 0)
-    shared, weights = ({name: t.double() for name, t in group.items()} for group in (message.shared, message.weights))
-    case = build_case([replace(message, shared=shared, weights=weights, net=message.net.double())], bounded=True)
+    (message,), _, labels = messages_of(setting)
+    case = build_case([in_double(message)], bounded=True)
     objective = labels_together(case, cosine, labels.view(1, -1), known_top=True)
     point = torch.randn(1, objective.layout.size, generator=torch.Generator().manual_seed(1), dtype=torch.double)
     _, slope = objective(torch.zeros(1, dtype=torch.long), point)
@@ -105,19 +102,15 @@ def test_the_slope_is_that_of_the_loss(encoding: RowEncoding) -> None:
 
 @pytest.mark.slow
 def test_few_steps_recover_two_rows_with_unknown_labels() -> None:
-    setting = RowSetting(TABLE, widths=(64, 16), rows=2, per_message=2)
-    rows, labels = setting.truth(0)
-    message = setting.observations(rows, labels, 0)
-    result = TabLeak(steps=100, starts=4).run(message)
+    seen, rows, labels = messages_of(RowSetting(TABLE, widths=(64, 16), rows=2, per_message=2))
+    result = TabLeak(steps=100, starts=4).run(seen)
     raw, _ = in_order(result.raw, rows, TABLE, 1)
     assert score_rows(raw, rows, TABLE).cells.share == 1 and sorted(result.labels.tolist()) == sorted(labels.tolist())
     assert result.loss.shape == (1,) and result.cells[0][2] in ("no", "yes")
 
 
 def test_hidden_heads_are_refused() -> None:
-    setting = RowSetting(threat=ThreatModel(labels=True), rows=1)
-    rows, labels = setting.truth(0)
-    (message,) = setting.observations(rows, labels, 0)
+    (message,), _, _ = messages_of(RowSetting(threat=ThreatModel(labels=True), rows=1))
     known = {name: tensor for name, tensor in message.weights.items() if not name.startswith("top.")}
     with pytest.raises(Inapplicable, match="hidden layers"):
         TabLeak().run([replace(message, weights=known)])
@@ -133,15 +126,8 @@ def test_it_passes_its_controls(per_message: int) -> None:
 
 def test_noise_is_weighed_by_its_variance() -> None:
     """Of a noisy message, the true rows leave what noise alone leaves, and other rows more."""
-    setting = RowSetting(TABLE, widths=(64, 16), rows=2, per_message=2)
-    rows, labels = setting.truth(0)
-    (message,) = setting.observations(rows, labels, 0)
-    generator, deviation = torch.Generator().manual_seed(1), 1e-3
-    shared = {
-        name: tensor + deviation * torch.randn(tensor.shape, generator=generator) for name, tensor in message.shared.items()
-    }
-    noisy = replace(message, shared=shared, altered=Altered(variance=dict.fromkeys(shared, deviation**2)))
-    case = build_case([noisy], bounded=True, scale_free=True)
+    (message,), rows, labels = messages_of(RowSetting(TABLE, widths=(64, 16), rows=2, per_message=2))
+    case = build_case([noisy(message, 1e-3)], bounded=True, scale_free=True)
     assert isinstance(case.pixels, Cells) and not case.exact
     finder = Search(labels_together(case, cosine, labels.view(1, -1), known_top=True), case.pixels, TABLE)
     other = rows.roll(1, 1)
@@ -151,16 +137,13 @@ def test_noise_is_weighed_by_its_variance() -> None:
 
 def test_labels_are_inferred_by_two_rules() -> None:
     """The rules agree on a message of one row; where they differ, both answers are tried."""
-    setting = RowSetting(rows=1)
-    rows, labels = setting.truth(0)
-    (message,) = setting.observations(rows, labels, 0)
+    (message,), _, labels = messages_of(RowSetting(rows=1))
     assert [guess.tolist() for guess in likely_labels(message)] == [labels.tolist()]
     assert [guess.tolist() for guess in likely_labels(replace(message, labels=labels))] == [labels.tolist()]
     setting = RowSetting(rows=16, per_message=16)
     differing = 0
     for seed in range(6):
-        rows, labels = setting.truth(seed)
-        (message,) = setting.observations(rows, labels, seed)
+        (message,), _, labels = messages_of(setting, seed)
         guesses = likely_labels(message)
         differing += len(guesses) > 1
         assert any(guess.sum() == labels.sum() for guess in guesses), "one of them is right"

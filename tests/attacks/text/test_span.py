@@ -17,7 +17,8 @@ from fedpriv.attacks.text.gradient_span import first_span, later_span, word_dist
 from fedpriv.attacks.text.rank import CLEAR, lengths, longest, total_tokens
 from fedpriv.attacks.text.span import SpanAttack
 from fedpriv.attacks.text.victims import PAD, Size, facts, observe_text, sentences, small_bert
-from tests.attacks.text_client import adapted, message, noised, scores, trained, without
+from tests.attacks.sent import noised
+from tests.attacks.text_client import adapted, message, scores, trained, without
 from tests.marks import quick_first
 
 HIDDEN = "embeddings"

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Schedule, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.text.case import WORDS, text_case
@@ -18,7 +17,8 @@ from fedpriv.attacks.text.refine import refine
 from fedpriv.attacks.text.tag import Tag
 from fedpriv.attacks.text.victims import Size, observe_text, sentences, small_bert
 from tests.attacks import text_client
-from tests.attacks.text_client import TEXT, noised, scores, without
+from tests.attacks.sent import clipped, noised, pruned
+from tests.attacks.text_client import TEXT, scores, without
 from tests.marks import quick_first
 
 ONE_LAYER = Size(layers=1)
@@ -85,18 +85,12 @@ def test_an_unknown_length_is_tried() -> None:
 @pytest.mark.parametrize("defence", ["clipped", "pruned"])
 def test_what_a_message_went_through_is_known(defence: str) -> None:
     observation, ids, labels = message([5])
-    if defence == "clipped":
-        sent = {name: 1e-3 * tensor for name, tensor in observation.shared.items()}
-        altered = Altered(rescaled=True)
-    else:
-        least = torch.cat([tensor.abs().flatten() for tensor in observation.shared.values()]).quantile(0.8)
-        kept = {name: tensor.abs() >= least for name, tensor in observation.shared.items()}
-        sent = {name: tensor * kept[name] for name, tensor in observation.shared.items()}
-        altered = Altered(kept=kept)
+    least = float(torch.cat([tensor.abs().flatten() for tensor in observation.shared.values()]).quantile(0.8))
+    sent = clipped(observation, 1e-3) if defence == "clipped" else pruned(observation, lambda sizes: least)
     few = Tag(steps=50, starts=1, sweeps=2)
-    scored = scores(few, replace(observation, shared=sent, altered=altered), ids, labels)
+    scored = scores(few, sent, ids, labels)
     assert scored.exact.share == 1
-    plain = scores(few, replace(observation, shared=sent), ids, labels)
+    plain = scores(few, replace(sent, altered=observation.altered), ids, labels)
     assert plain.exact.share == 0
 
 

@@ -15,7 +15,8 @@ from fedpriv.attacks.text.rows import used_rows
 from fedpriv.attacks.text.tokens import TokenSet, estimated_counts, find_tokens, fitted_counts
 from fedpriv.attacks.text.victims import FIRST, LAST, PAD, SMALL, observe_text
 from tests.attacks.client import mlp, observe
-from tests.attacks.text_client import TEXT, message, noised, scores, trained, whole, without
+from tests.attacks.sent import each, noised
+from tests.attacks.text_client import TEXT, message, scores, trained, whole, without
 
 
 @pytest.mark.parametrize("batch", [1, 4, 16])
@@ -32,7 +33,7 @@ def test_one_gradient_names_exactly_the_tokens_of_its_batch(batch: int) -> None:
 def test_a_gradient_of_zero_names_no_word_and_is_no_failure() -> None:
     """Noise that hides all rows is one."""
     observation, _, _ = message([6])
-    nothing = replace(observation, shared={name: torch.zeros_like(tensor) for name, tensor in observation.shared.items()})
+    nothing = each(observation, torch.zeros_like)
     with pytest.raises(Inapplicable, match="gradient of the word embedding is zero"):
         TokenSet().run([nothing])
     assert not TokenSet().run([noised(nothing, 1.0)]).counts.sum() > SMALL.words // 2

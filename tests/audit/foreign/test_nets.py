@@ -156,7 +156,7 @@ def test_a_program_is_loaded_at_its_user_s_word_alone(tmp_path: Path) -> None:
     (record.folder / PROGRAM).write_bytes(pickle.dumps(Code()))
     with pytest.raises(UsageError, match=r"net.pt2 is code, .* --model .*net.pt2"):
         FolderRecord(record.folder)
-    with pytest.raises(UsageError, match=r"net.pt2 is no program that torch.export.save wrote"):
+    with pytest.raises(UsageError, match=r"net.pt2 was not written by torch.export.save"):
         FolderRecord(record.folder, record.folder / PROGRAM)
     with pytest.raises(UsageError, match=r"there is no .*other.pt2"):
         FolderRecord(record.folder, "other.pt2")
@@ -265,8 +265,8 @@ def test_texts_pass_a_classifier_of_transformers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "facts", "why"),
     [
-        ("transformers:no/such-model", {}, r"no model that is here .*hf download no/such-model config.json"),
-        ("transformers:x", {"input_shape": (1,), "columns": [{"name": "a"}]}, "a net of rows has no class there"),
+        ("transformers:no/such-model", {}, r"not on this machine .*hf download no/such-model config.json"),
+        ("transformers:x", {"input_shape": (1,), "columns": [{"name": "a"}]}, "no class for nets of rows"),
     ],
 )
 def test_no_model_is_downloaded(tmp_path: Path, name: str, facts: dict[str, Any], why: str) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fedpriv.data.partitions.picture import draw_partition
+from fedpriv.plots.partition import draw_partition
 
 
 @pytest.mark.parametrize(("classes", "clients"), [(2, 3), (40, 3), (101, 3), (2, 31)])
