@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpriv.attacks.inference.masked_sums import CLIP, LEVELS
-from fedpriv.attacks.inference.masked_sums import Array, Words
+from fedpriv.attacks.inference.masked_sums import CLIP, LEVELS, Array, Words
 
 
 def played(uploads: Sequence[Array]) -> tuple[list[Words], list[int], int]:

@@ -1,11 +1,11 @@
 """The columns of a regression of messages on gradients (:mod:`fedpriv.attacks.inference.gradient_regression`), and their inner
 products, tensor by tensor.
 
-The gradient of a linear layer's weight at one sample is the outer product of the gradient at the layer's outputs and its inputs. So
-the inner products of such gradients follow from these two vectors of each sample, without the gradients themselves.
+The gradient of a linear layer's weight at one sample is the outer product of the gradient at the layer's outputs and its inputs.
+So the inner products of such gradients follow from these two vectors of each sample, without the gradients themselves.
 
-If the gradients of all samples do not fit into memory, the entries with the largest mean gradient of the candidates are used: even
-far fewer entries would determine the coefficients, so little is lost.
+If the gradients of all samples do not fit into memory, the entries with the largest mean gradient of the candidates are used:
+even far fewer entries would determine the coefficients, so little is lost.
 """
 
 from __future__ import annotations
@@ -159,7 +159,9 @@ def columns(
         further = [_at(gradient.pop(name), entries[name])[None] for gradient in later]
         if name in outer[0]:
             left, right = (torch.cat(vectors).double() for vectors in zip(*(of.pop(name) for of in outer), strict=True))
-            gradients: Dense | Outer = Outer(left, right, torch.cat([left.new_zeros(0, left.shape[1] * right.shape[1]), *further]))
+            gradients: Dense | Outer = Outer(
+                left, right, torch.cat([left.new_zeros(0, left.shape[1] * right.shape[1]), *further])
+            )
         else:
             gradients = Dense(torch.cat([*(of.pop(name) for of in dense), *further]).double())
         yield name, Columns(gradients, mixed, entries[name])
@@ -176,14 +178,17 @@ def _mixed(classes: Tensor, own: int, further: int) -> Tensor:
     means[:, :-own] = 0
     means /= means.sum(1, keepdim=True)
     of_samples = torch.cat([torch.eye(len(classes), device=classes.device) - member @ means, means])
-    return torch.block_diag(of_samples, torch.eye(further, device=classes.device, dtype=torch.double))
+    diagonal: Tensor = torch.block_diag(  # type: ignore[no-untyped-call]
+        of_samples, torch.eye(further, device=classes.device, dtype=torch.double)
+    )
+    return diagonal
 
 
 def _outer_products(
     net: nn.Module, weights: Mapping[str, Tensor], names: Sequence[str], samples: LabelledSamples
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """The gradients of linear layers' weights and biases at the samples, as outer products ``(n, out)`` and ``(n, in)``; the second
-    factor of a bias is 1.
+    """The gradients of linear layers' weights and biases at the samples, as outer products ``(n, out)`` and ``(n, in)``; the
+    second factor of a bias is 1.
 
     Only of layers that get one vector a sample, and of tensors that are used nowhere else.
     """
@@ -192,7 +197,9 @@ def _outer_products(
     def noting(layer: str) -> Callable[[nn.Module, tuple[Tensor], Tensor], None]:
         return lambda _, inputs, outputs: calls.setdefault(layer, []).append((inputs[0].detach(), outputs))
 
-    hooks = [module.register_forward_hook(noting(layer)) for layer, module in net.named_modules() if isinstance(module, nn.Linear)]
+    hooks = [
+        module.register_forward_hook(noting(layer)) for layer, module in net.named_modules() if isinstance(module, nn.Linear)
+    ]
     copies = {name: weights[name].detach().clone().requires_grad_() for name in names}
     try:
         logits = functional_call(net, {**weights, **copies}, (samples.joined(samples.inputs),))
@@ -276,7 +283,10 @@ class Sent:
         seen, kept = _at(self.gradient.shared[name].flatten(), entries).to(mixed), self.gradient.altered.kept.get(name)
         if self.left:
             left = self.left.get(name, torch.zeros_like(self.gradient.shared[name]))
-            gradients, mixed = gradients.and_one(_at(left.flatten(), entries).to(mixed)), torch.block_diag(mixed, mixed.new_ones(1, 1))
+            gradients, mixed = (
+                gradients.and_one(_at(left.flatten(), entries).to(mixed)),
+                torch.block_diag(mixed, mixed.new_ones(1, 1)),  # type: ignore[no-untyped-call]
+            )
         if kept is not None:
             sent = _at(kept.flatten(), entries).to(mixed.device)
             gradients, seen = gradients.at(sent), seen[sent]

@@ -71,7 +71,9 @@ def test_messages_of_one_net_at_equal_weights_are_probed_once(monkeypatch: pytes
     probed, probe = list[Observation](), linear._layer_inputs
     monkeypatch.setattr(linear, "_layer_inputs", lambda seen: (probed.append(seen), probe(seen))[1])
     first = observe(net, gradient(net, images[:1], labels[:1]), num_examples=1)
-    again = replace(first, shared=gradient(net, images[1:2], labels[1:2]), weights={n: t.clone() for n, t in first.weights.items()})
+    again = replace(
+        first, shared=gradient(net, images[1:2], labels[1:2]), weights={n: t.clone() for n, t in first.weights.items()}
+    )
     image_attack("analytic")().run([first, again])
     assert len(probed) == 1
     moved = replace(first, weights={name: tensor + 1 for name, tensor in first.weights.items()})
