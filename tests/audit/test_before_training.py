@@ -11,11 +11,12 @@ import pandas as pd
 import pytest
 import torch
 
-from fedpriv.audit.answer import answer
+from fedpriv.audit.answer import answer, concluded
 from fedpriv.audit.before_training import told_before, told_totals
 from fedpriv.audit.facts import facts
 from fedpriv.audit.judge.measures import metrics
 from fedpriv.audit.membership.label_leaks import BEFORE_TRAINING, infer_labels, label_findings
+from fedpriv.audit.page.change import changes
 from fedpriv.audit.page.sections import sections
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results.audit import Audit
@@ -118,6 +119,7 @@ def test_counts_of_classes_before_round_1_tell_classes(wards: tuple[RunRecord, d
     run = replace(built.run(), labels=findings.labels, label_rules=findings.rules)
     assert answer(run).words == "Classes were inferred"
     assert metrics(run)["labels"] == 1.0
+    assert "eval.metric" in changes(concluded(run), [])[0]
 
 
 def test_statistics_of_one_row_tell_it(wards: tuple[RunRecord, dict[str, Any], pd.DataFrame]) -> None:
@@ -131,6 +133,7 @@ def test_statistics_of_one_row_tell_it(wards: tuple[RunRecord, dict[str, Any], p
     assert [client.whole for client in run.told_rows] == [True, False]
     assert answer(run).words == "Samples were recovered"
     assert metrics(run)["recovered"] == 1.0 and metrics(run)["cells"] == 1.0
+    assert "--secure-aggregation" in changes(concluded(run), [])[0]
     only_cells = replace(run, before=tuple(line for line in before if line.client))
     assert answer(only_cells).words == "Cells were found" and "recovered" not in metrics(only_cells)
     assert "6 of the 6 cells of the 2 rows of client 1" in answer(only_cells).sentence
