@@ -79,8 +79,10 @@ def answer(run: AuditedRun) -> Answer:
     return replace(worst, not_tried=tuple(_not_tried(run)), coverage=coverage(run))
 
 
-def _finding(level: int, sentence: str, picture: str | None = None, roc: bool = False, words: str = "") -> Answer:
-    return Answer(words or WORDS[level], level, sentence, picture, roc)
+def _finding(
+    level: int, sentence: str, picture: str | None = None, roc: bool = False, words: str = "", before_training: bool = False
+) -> Answer:
+    return Answer(words or WORDS[level], level, sentence, picture, roc, before_training)
 
 
 def _findings(run: AuditedRun) -> Iterator[Answer]:
@@ -93,10 +95,10 @@ def _findings(run: AuditedRun) -> Iterator[Answer]:
         yield _finding(SAMPLES, samples.centers(most), most.picture)
     yield from _texts(run, "message", SAMPLES, WORDS_OF_TEXTS)
     if any(client.whole for client in run.told_rows):
-        yield _finding(SAMPLES, clients.told_rows(run))
+        yield _finding(SAMPLES, clients.told_rows(run), before_training=True)
     yield from _rows(run, "message", SAMPLES, WORDS_OF_TEXTS)
     if run.told_rows:
-        yield _finding(WORDS_OF_TEXTS, clients.told_rows(run), words=CELLS_FOUND)
+        yield _finding(WORDS_OF_TEXTS, clients.told_rows(run), words=CELLS_FOUND, before_training=True)
     if members.tells(run.membership):
         yield _finding(MEMBERS, clients.membership(run.membership), roc=True)
     if attributes.inferred(run):

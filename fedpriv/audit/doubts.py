@@ -26,7 +26,7 @@ from fedpriv.attacks.lab.trial import (
     add_same_net_control,
     difference_reasons,
 )
-from fedpriv.audit.images.pairs import begun, knows_texts, of_images
+from fedpriv.audit.pairs import begun, knows_texts, of_images
 from fedpriv.audit.record.base import Message, PublicImages, Record
 from fedpriv.errors import UsageError
 
@@ -104,7 +104,7 @@ class Doubts(SampleTask[AttackT, Result, AttemptT]):
 
 @dataclass(frozen=True)
 class Source:
-    """What of messages is attacked. Pairs are read as messages of a net on images alone (:mod:`fedpriv.audit.images.pairs`).
+    """What of messages is attacked. Pairs are read as messages of a net on images alone (:mod:`fedpriv.audit.pairs`).
 
     Attributes:
         public: public samples and their labels, of which attackers may know.

@@ -13,8 +13,8 @@ from torchvision.transforms.functional import to_pil_image
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.nets import lenet
-from fedpriv.audit.images.pairs import of_images
 from fedpriv.audit.images.target import Target, of_messages
+from fedpriv.audit.pairs import of_images
 from fedpriv.audit.record.base import Message
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import single_samples

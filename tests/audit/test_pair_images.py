@@ -19,8 +19,8 @@ from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.lab.attempts import attackers, attempt
 from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.scoring.scores import mse
-from fedpriv.audit.images.pairs import MANY, NO_BIAS, beside_texts, of_images
 from fedpriv.audit.images.target import Target, message
+from fedpriv.audit.pairs import MANY, NO_BIAS, beside_texts, of_images
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import single_samples
 from fedpriv.audit.results.audit import Part

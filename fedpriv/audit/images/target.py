@@ -19,7 +19,7 @@ from fedpriv.attacks.scoring.baselines import baselines
 from fedpriv.attacks.scoring.scores import counts, mse, threshold_above, under
 from fedpriv.audit.doubts import Doubts, Source, granted, with_statistics, with_truth
 from fedpriv.audit.fitting import unfit
-from fedpriv.audit.images.pairs import beside_texts
+from fedpriv.audit.pairs import beside_texts
 from fedpriv.audit.record.base import Message, PublicImages, Record
 from fedpriv.audit.record.malicious import Replay, replay
 from fedpriv.audit.record.run import RunRecord, public_images
@@ -151,7 +151,7 @@ def of_messages(
         views: ``(n, V, C, H, W)``, see :class:`Target`.
 
     Raises:
-        UsageError: for pairs, see :func:`fedpriv.audit.images.pairs.of_images`.
+        UsageError: for pairs, see :func:`fedpriv.audit.pairs.of_images`.
     """
 
     def target(source: Source, masked: int) -> Target:

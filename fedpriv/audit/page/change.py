@@ -18,7 +18,6 @@ from fedpriv.audit.judge.measures import membership_auc
 from fedpriv.audit.membership.label_leaks import BEFORE_TRAINING
 from fedpriv.audit.record.statistics import OF_MODEL, RUNNING
 from fedpriv.audit.results.audit import AuditedRun
-from fedpriv.audit.sentences import clients
 
 _NO_STATISTICS, _NO_RUNNING = 'mask:names=["statistic.*"]', 'mask:names=["*.running_*"]'
 _EPSILON = 8
@@ -78,7 +77,7 @@ def changes(run: AuditedRun, alike: Sequence[AuditedRun], model: GivenNet = None
 def _before_training(run: AuditedRun) -> str | None:
     """What to do about a finding in what clients told before round 1, which no defence alters; ``None``: it is another."""
     unsafe = "Treat its messages as unsafe. With --secure-aggregation the server learns sums over all clients alone"
-    if run.told_rows and run.concluded.sentence == clients.told_rows(run):
+    if run.concluded.before_training:
         return f"{unsafe}; with differential privacy, declared bounds and levels (data.bounds, data.levels) they have noise."
     if run.concluded.level == CLASSES and any(result.rule == BEFORE_TRAINING for result in run.labels):
         return f"{unsafe}; without class weights, and with a score that eval.metric names, clients send no counts of classes."

@@ -52,6 +52,7 @@ class Answer:
     Attributes:
         level: its place in :data:`fedpriv.audit.answer.WORDS`, worst first.
         sentence: the finding behind it; ``picture``: file name of one that shows it; ``roc``: the membership curves show it.
+        before_training: whether the finding is on what clients told before round 1, which no defence of the uploads alters.
         not_tried: attacks that were not mounted, and why.
         change, command: what to do, and the command that does it.
         coverage: which attacks were run; ``None``: an audit of an earlier version does not say.
@@ -62,6 +63,7 @@ class Answer:
     sentence: str
     picture: str | None = None
     roc: bool = False
+    before_training: bool = False
     not_tried: tuple[str, ...] = ()
     change: str = ""
     command: str | None = None

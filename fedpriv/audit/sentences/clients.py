@@ -30,13 +30,13 @@ def mean_colour(colours: Sequence[MeanColour]) -> list[str]:
 
 def told_rows(run: AuditedRun) -> str:
     """The sentence on the clients whose statistics of before round 1 tell single cells."""
-    told = run.told_rows
-    most = max(told, key=lambda client: client.share)
+    told_of = run.told_rows
+    most = max(told_of, key=lambda client: client.share)
     names = run.client_names
     who = "all clients" if most.client is None else f"client {names[most.client] if names else most.client}"
     rows = f"{most.rows:,} row{'s' * (most.rows > 1)}"
     what = f"{most.cells} of the {most.rows * most.columns:,} cells of the {rows} of {who}"
-    others = f" ({len(told)} clients have such cells)" if len(told) > 1 else ""
+    others = f" ({len(told_of)} clients have such cells)" if len(told_of) > 1 else ""
     return (
         f"The statistics sent before round 1 tell {what}{others}: they state sums of one or two numbers, and no defence "
         "of the uploads alters them."

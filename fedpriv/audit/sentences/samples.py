@@ -61,10 +61,10 @@ def _not_known(no_attack: str, targets: Sequence[ImageTarget] | Sequence[RowTarg
 
 def _reasons(target: ImageTarget | RowTarget) -> str:
     """Why no attack is evidence: each reason with its attackers."""
-    found = "none" if isinstance(target, ImageTarget) else "no more than guesses"
+    result = "none" if isinstance(target, ImageTarget) else "no more than guesses"
     attacks: dict[str, list[str]] = {}
     for outcome in target.outcomes:
-        failed = f"recovered {found}, which is no evidence: " if outcome.status.was_run else ""
+        failed = f"recovered {result}, which is no evidence: " if outcome.status.was_run else ""
         attacks.setdefault(f"{failed}{outcome.status.why}", []).append(outcome.attack)
     return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in attacks.items())
 
