@@ -44,8 +44,9 @@ def commands() -> list[str]:
 
 @pytest.fixture
 def methods(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The methods that a document's code registers are forgotten after the test."""
-    monkeypatch.setattr(registry, "_known", registry.all())
+    """The methods, objectives and aggregations that a document's code registers are forgotten after the test."""
+    for kinds in (registry, objectives, aggregations):
+        monkeypatch.setattr(kinds, "_known", kinds.all())
     return registry._known
 
 
@@ -56,10 +57,7 @@ def test_the_method_of_the_page(methods: dict[str, Any], simulate: Callable[...,
     assert simulation.progress.total_bytes_up > 0
 
 
-def test_the_objective_of_the_page(
-    methods: dict[str, Any], monkeypatch: pytest.MonkeyPatch, simulate: Callable[..., Simulation]
-) -> None:
-    monkeypatch.setattr(objectives, "_known", objectives.all())
+def test_the_objective_of_the_page(methods: dict[str, Any], simulate: Callable[..., Simulation]) -> None:
     exec(python_of("docs/your-own-method.md", 1), {})
     plain, without, strong = (
         simulate("fedavg", **{"train.rounds": 1, **options})
@@ -113,10 +111,7 @@ def test_the_method_of_contributing(methods: dict[str, Any], simulate: Callable[
     assert moved[1] < 0.98 * moved[0]
 
 
-def test_server_momentum_of_a_secure_sum(
-    methods: dict[str, Any], monkeypatch: pytest.MonkeyPatch, simulate: Callable[..., Simulation]
-) -> None:
-    monkeypatch.setattr(aggregations, "_known", aggregations.all())
+def test_server_momentum_of_a_secure_sum(methods: dict[str, Any], simulate: Callable[..., Simulation]) -> None:
     exec(python_of("docs/your-own-method.md", 2), {})
     options = {"train.rounds": 2, "aggregation.name": "fedavgm", "train.participation": 1.0}
     plain, summed = (simulate("fedavg", **options, **{"wire.secure_aggregation": secure}) for secure in (False, True))
@@ -124,11 +119,8 @@ def test_server_momentum_of_a_secure_sum(
 
 
 @pytest.mark.parametrize("where", [{"method.name": "fedavg", "mask": 1}, {"method.name": "fedper"}, {"method.name": "fedavg"}])
-def test_server_momentum(
-    methods: dict[str, Any], monkeypatch: pytest.MonkeyPatch, simulate: Callable[..., Simulation], where: dict[str, Any]
-) -> None:
+def test_server_momentum(methods: dict[str, Any], simulate: Callable[..., Simulation], where: dict[str, Any]) -> None:
     """Server momentum by the book, also where a part of the net stays with the clients or is masked; against a loop by hand."""
-    monkeypatch.setattr(aggregations, "_known", aggregations.all())
     exec(python_of("docs/your-own-method.md", 2), {})
     mask = {"wire.transforms": [{"name": "mask", "last": 1}]} if where.get("mask") else {}
     simulation = simulate(where["method.name"], play=False, **{"train.rounds": 3, "aggregation.name": "fedavgm", **mask})
