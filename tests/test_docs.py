@@ -45,8 +45,8 @@ def commands() -> list[str]:
 @pytest.fixture
 def methods(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The methods, objectives and aggregations that a document's code registers are forgotten after the test."""
-    for each in (registry, objectives, aggregations):
-        monkeypatch.setattr(each, "_known", each.all())
+    for kinds in (registry, objectives, aggregations):
+        monkeypatch.setattr(kinds, "_known", kinds.all())
     return registry._known
 
 
