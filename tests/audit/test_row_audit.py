@@ -22,7 +22,7 @@ from fedpriv.attacks.core.row_reconstruction import RowReconstruction
 from fedpriv.audit.judge import rows as judge
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results.audit import AuditedRun
-from fedpriv.audit.rows.choices import choices_of, told_by_others
+from fedpriv.audit.rows.choices import Labelled, choices_of, told_by_others
 from fedpriv.errors import UsageError
 from tests.simulation.small import play
 
@@ -172,7 +172,7 @@ def test_values_of_a_hidden_column(trained: Runs) -> None:
     for choices in (size, texture):
         own = choices.completed(rows[:2]).view(2, len(choices.entries), -1)
         assert all(choices.of(each).tolist() == list(range(len(choices.entries))) for each in own), "each value is itself"
-    told = told_by_others(size, (rows, labels), (rows, labels))
+    told = told_by_others(size, Labelled(rows, labels), Labelled(rows, labels))
     assert torch.allclose(told.sum(1), torch.ones(len(rows), dtype=torch.double)) and bool(
         (told.argmax(1) == size.of(rows)).double().mean() > 0.8
     )

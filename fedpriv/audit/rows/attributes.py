@@ -33,7 +33,7 @@ from fedpriv.audit.progress import BudgetSpent, Progress
 from fedpriv.audit.record.base import Message, Record, RegressionInputs
 from fedpriv.audit.results.outcome import ControlResult, Interval
 from fedpriv.audit.results.rows import AttributeFigures, AttributeOutcome
-from fedpriv.audit.rows.choices import Choices, choices_of, told_by_others
+from fedpriv.audit.rows.choices import Choices, Labelled, choices_of, told_by_others
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError
 
@@ -67,22 +67,6 @@ class Attributes:
     outcomes: tuple[AttributeOutcome, ...]
     controls: tuple[ControlResult, ...]
     refused: Reason | None
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Rows ``(n, F)`` as the net takes them, with labels ``(n,)``."""
-
-    rows: Tensor
-    labels: Tensor
-
-    def at(self, index: Tensor | slice) -> _Rows:
-        """Some of them."""
-        return _Rows(self.rows[index], self.labels[index])
-
-    def beside(self, others: _Rows) -> _Rows:
-        """These and others."""
-        return _Rows(torch.cat([self.rows, others.rows]), torch.cat([self.labels, others.labels]))
 
 
 @dataclass(frozen=True)
@@ -170,7 +154,7 @@ def _on_message(
     if not is_finite(message.uploaded):
         raise FedprivError(f"round {round}: the message is not finite")
     own = _others(record, round, client, generator)
-    held = _Rows(record.rows(client), record.labels(client))
+    held = Labelled(record.rows(client), record.labels(client))
     middle = len(own.labels) // 2
     trained, known = own.at(slice(min(len(held.labels), middle))), own.at(slice(middle, None))
     held = held.at(torch.isin(groups(held.labels), groups(known.labels)))
@@ -210,15 +194,15 @@ def _on_message(
     return outcomes, controls
 
 
-def _others(record: Record, round: int, client: int, generator: torch.Generator) -> _Rows:
+def _others(record: Record, round: int, client: int, generator: torch.Generator) -> Labelled:
     """The attacker's own rows, in random order: those of other clients; where there are none, of the data set's test split."""
     behind = set(record.behind(round, client))
     others = [other for other in record.holders() if other not in behind]
     if others:
-        own = _Rows(torch.cat([record.rows(other) for other in others]), torch.cat([record.labels(other) for other in others]))
+        own = Labelled(torch.cat([record.rows(other) for other in others]), torch.cat([record.labels(other) for other in others]))
     else:
         public = record.public_rows()
-        own = _Rows(public, record.server_labels().cpu()[: len(public)])
+        own = Labelled(public, record.server_labels().cpu()[: len(public)])
     if len(own.labels) < FEWEST:
         raise FedprivError(f"other clients have {len(own.labels)} rows, and {FEWEST} are needed")
     return own.at(torch.randperm(len(own.labels), generator=generator)[:KNOWN])
@@ -234,13 +218,13 @@ class _Lesson:
     """
 
     message: Observation
-    rows: _Rows
-    others: _Rows
-    known: _Rows
+    rows: Labelled
+    others: Labelled
+    known: Labelled
     inputs: RegressionInputs
 
     def likelihoods(
-        self, messages: Sequence[Observation], choices: Choices, prior: Tensor, asked: _Rows, others: _Rows
+        self, messages: Sequence[Observation], choices: Choices, prior: Tensor, asked: Labelled, others: Labelled
     ) -> list[Tensor]:
         """The log-likelihoods of each value of the asked rows, for each message on them and on ``others``."""
         values, device = len(choices.entries), next(iter(self.inputs.path[0].values())).device
@@ -252,31 +236,27 @@ class _Lesson:
 
     def trust(self, choices: Choices) -> float:
         """How far the attacker trusts likelihoods, as learned from the message whose rows it knows."""
-        prior = _by_others(choices, self.known.beside(self.others), self.rows)
+        prior = told_by_others(choices, self.known.beside(self.others), self.rows)
         (learned,) = self.likelihoods([self.message], choices, prior, self.rows, self.others)
         return trust(prior, learned, choices.of(self.rows.rows))
 
 
-def _ask(lesson: _Lesson, messages: Sequence[Observation], choices: Choices, asked: _Rows, rest: _Rows) -> list[_Named]:
+def _ask(lesson: _Lesson, messages: Sequence[Observation], choices: Choices, asked: Labelled, rest: Labelled) -> list[_Named]:
     """The values of a column that each message names, for the asked rows.
 
     Args:
         rest: the client's remaining rows.
     """
     began = time.process_time()
-    true, prior = choices.of(asked.rows), _by_others(choices, lesson.known.beside(rest), asked)
+    true, prior = choices.of(asked.rows), told_by_others(choices, lesson.known.beside(rest), asked)
     guesses = [prior.argmax(1), true.mode().values.expand_as(true)]
     if len(rest.labels) >= FEWEST:
-        guesses.append(_by_others(choices, rest, asked).argmax(1))
+        guesses.append(told_by_others(choices, rest, asked).argmax(1))
     guessed = max((guess == true for guess in guesses), key=lambda right: int(right.sum()))
     power = lesson.trust(choices)
     named = [probabilities(prior, each, power).argmax(1) for each in lesson.likelihoods(messages, choices, prior, asked, rest)]
     seconds = (time.process_time() - began) / len(messages)
     return [_Named.of(values == true, guessed, seconds) for values in named]
-
-
-def _by_others(choices: Choices, known: _Rows, asked: _Rows) -> Tensor:
-    return told_by_others(choices, (known.rows, known.labels), (asked.rows, asked.labels))
 
 
 def _some_of_each(labels: Tensor, wanted: Tensor) -> Tensor:
@@ -326,7 +306,7 @@ def _negative(named: Sequence[_Named], round: int) -> Control:
 
 
 def _same_net(
-    record: Record, message: Message, inputs: RegressionInputs, columns: Sequence[Choices], client: _Rows, known: _Rows,
+    record: Record, message: Message, inputs: RegressionInputs, columns: Sequence[Choices], client: Labelled, known: Labelled,
     seed: int,
 ) -> Control | None:  # fmt: skip
     """Whether the attack names values of the attacker's own rows in an undefended message of this net on them, with the same

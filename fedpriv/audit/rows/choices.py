@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +15,22 @@ from fedpriv.attacks.core.labels import groups, targets
 
 RANGES = 5
 """Ranges of a column of numbers, each of about as many rows; the attack tries the median of each."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Rows ``(n, F)`` as the net takes them, with labels ``(n,)``."""
+
+    rows: Tensor
+    labels: Tensor
+
+    def at(self, index: Tensor | slice) -> Labelled:
+        """Some of them."""
+        return Labelled(self.rows[index], self.labels[index])
+
+    def beside(self, others: Labelled) -> Labelled:
+        """These and others."""
+        return Labelled(torch.cat([self.rows, others.rows]), torch.cat([self.labels, others.labels]))
 
 
 @dataclass(frozen=True)
@@ -86,27 +104,25 @@ def _ranges(column: NumberColumn, at: slice, cells: Tensor) -> Choices:
     return Choices(column.name, at, entries, edges, missing)
 
 
-def told_by_others(choices: Choices, known: tuple[Tensor, Tensor], asked: tuple[Tensor, Tensor]) -> Tensor:
-    """How likely each value of rows is, given their other columns and labels ``(n, V)``: logistic regression on known rows.
-
-    Args:
-        known, asked: rows ``(m, F)`` and ``(n, F)``, each with labels.
-    """
+def told_by_others(choices: Choices, known: Labelled, asked: Labelled) -> Tensor:
+    """How likely each value of the asked rows is, given their other columns and labels ``(n, V)``: logistic regression on known
+    rows."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    classes = int(max(groups(labels).max() for _, labels in (known, asked))) + 1
-    features = [
-        torch.cat([choices.others(rows), targets(labels, classes, rows.dtype).view(len(rows), -1)], 1).double().numpy()
-        for rows, labels in (known, asked)
-    ]
-    values = choices.of(known[0])
+    classes = int(max(groups(some.labels).max() for some in (known, asked))) + 1
+
+    def features(of: Labelled) -> np.ndarray[Any, Any]:
+        others = choices.others(of.rows)
+        return torch.cat([others, targets(of.labels, classes, others.dtype).view(len(others), -1)], 1).double().numpy()
+
+    values, count = choices.of(known.rows), len(asked.rows)
     kept = values >= 0
-    features[0], values = features[0][kept.numpy()], values[kept]
-    if len(torch.unique(values)) == 1:  # of the client's remaining rows, perhaps
-        return torch.nn.functional.one_hot(values[:1], len(choices.entries)).double().expand(len(asked[0]), -1)
-    fitted = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(features[0], values.numpy())
-    probabilities = torch.zeros(len(asked[0]), len(choices.entries), dtype=torch.double)
-    probabilities[:, torch.from_numpy(fitted.classes_)] = torch.from_numpy(fitted.predict_proba(features[1]))
+    if len(torch.unique(values[kept])) == 1:  # of the client's remaining rows, perhaps
+        return torch.nn.functional.one_hot(values[kept][:1], len(choices.entries)).double().expand(count, -1)
+    fitted = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    fitted.fit(features(known)[kept.numpy()], values[kept].numpy())
+    probabilities = torch.zeros(count, len(choices.entries), dtype=torch.double)
+    probabilities[:, torch.from_numpy(fitted.classes_)] = torch.from_numpy(fitted.predict_proba(features(asked)))
     return probabilities
