@@ -176,7 +176,8 @@ def _mixed(classes: Tensor, own: int, further: int) -> Tensor:
     means[:, :-own] = 0
     means /= means.sum(1, keepdim=True)
     of_samples = torch.cat([torch.eye(len(classes), device=classes.device) - member @ means, means])
-    return torch.block_diag(of_samples, torch.eye(further, device=classes.device, dtype=torch.double))
+    as_they_are = torch.eye(further, device=classes.device, dtype=torch.double)
+    return torch.block_diag(of_samples, as_they_are)  # type: ignore[no-untyped-call]
 
 
 def _outer_products(
@@ -276,7 +277,8 @@ class Sent:
         seen, kept = _at(self.gradient.shared[name].flatten(), entries).to(mixed), self.gradient.altered.kept.get(name)
         if self.left:
             left = self.left.get(name, torch.zeros_like(self.gradient.shared[name]))
-            gradients, mixed = gradients.and_one(_at(left.flatten(), entries).to(mixed)), torch.block_diag(mixed, mixed.new_ones(1, 1))
+            gradients = gradients.and_one(_at(left.flatten(), entries).to(mixed))
+            mixed = torch.block_diag(mixed, mixed.new_ones(1, 1))  # type: ignore[no-untyped-call]
         if kept is not None:
             sent = _at(kept.flatten(), entries).to(mixed.device)
             gradients, seen = gradients.at(sent), seen[sent]
