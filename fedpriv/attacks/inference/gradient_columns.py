@@ -283,10 +283,8 @@ class Sent:
         seen, kept = _at(self.gradient.shared[name].flatten(), entries).to(mixed), self.gradient.altered.kept.get(name)
         if self.left:
             left = self.left.get(name, torch.zeros_like(self.gradient.shared[name]))
-            gradients, mixed = (
-                gradients.and_one(_at(left.flatten(), entries).to(mixed)),
-                torch.block_diag(mixed, mixed.new_ones(1, 1)),  # type: ignore[no-untyped-call]
-            )
+            gradients = gradients.and_one(_at(left.flatten(), entries).to(mixed))
+            mixed = torch.block_diag(mixed, mixed.new_ones(1, 1))  # type: ignore[no-untyped-call]
         if kept is not None:
             sent = _at(kept.flatten(), entries).to(mixed.device)
             gradients, seen = gradients.at(sent), seen[sent]
