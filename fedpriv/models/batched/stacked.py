@@ -154,7 +154,7 @@ def _chain(role: str, module: nn.Module, node: fx.Node, chains: Mapping[fx.Node,
     Args:
         chains: by their last node.
     """
-    source = node.args[0]
+    source = node.args[0] if node.args else None
     before = chains.get(source) if isinstance(source, fx.Node) and len(source.users) == 1 else None
     layer = module.get_submodule(str(node.target)) if node.op == "call_module" else None
     if type(layer) is nn.Linear:
