@@ -100,8 +100,10 @@ def sgd(parameters: Iterator[nn.Parameter], train: TrainConfig, lr: float) -> to
 class Fedpriv:
     """The real loop on the real folder; the reference for who takes part and in which order the batches come."""
 
-    def __init__(self, work: Workload, rounds: int, data_dir: Path | None, folder: Path, **executor: Any) -> None:
-        self.simulation = begin(config_of(work, rounds, data_dir, executor), folder)
+    def __init__(
+        self, work: Workload, rounds: int, data_dir: Path | None, folder: Path, device: str = "cpu", **executor: Any
+    ) -> None:
+        self.simulation = begin({**config_of(work, rounds, data_dir, executor), "device": device}, folder)
         self.federation = federation = self.simulation.federation
         self.config, self.space, self.net = federation.config, federation.resident.space, federation.resident.net
         self.uploads: dict[int, Sealed] = {}

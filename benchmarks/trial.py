@@ -57,7 +57,7 @@ def use_noise(name: str) -> None:
     mean = std = (0.5,) * shape[0]
     held = (pictures(train), pictures(10_000))
     noise = Dataset("noise", labels(train), labels(10_000), tuple("0123456789"), "lenet5", held, mean=mean, std=std)
-    setup.load_data = lambda *_: noise
+    setup.read_data = lambda *_: noise
 
 
 def begin(config: Mapping[str, Any], folder: Path) -> Simulation:

@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged, load_json, without_checksum
-from fedpriv.recorder.reader import is_record
 from fedpriv.storage.records import Record, Records, lines_of, parsed
 from fedpriv.storage.run_folder import RunFolder
 
@@ -253,6 +252,8 @@ def _find_folder(run: str, runs_dir: Path) -> Path:
         named = [str(folder) if folder in of_sweeps else folder.name for folder in matches[:4]]
         shown = ", ".join(named) + (", …" if len(matches) > 4 else "")
         raise UsageError(f"{run!r} fits {len(matches)} runs: {shown}")
+    from fedpriv.recorder.reader import is_record  # whose import takes as long as ten other modules
+
     if is_record(Path(run)):
         raise UsageError(f"{run} is a record of a federation elsewhere; `fedpriv audit` reads it, and this needs a run")
     if Path(run).is_dir():

@@ -154,7 +154,7 @@ def _chain(role: str, module: nn.Module, node: fx.Node, chains: Mapping[fx.Node,
     Args:
         chains: by their last node.
     """
-    source = node.args[0] if isinstance(node.args[0], fx.Node) else None
+    source = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
     before = chains.get(source) if source is not None and len(source.users) == 1 else None
     layer = module.get_submodule(str(node.target)) if node.op == "call_module" else None
     if type(layer) is nn.Linear:
