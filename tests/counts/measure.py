@@ -35,7 +35,7 @@ UNUSED = (
 """Packages that the quick start does not use before its first round."""
 
 START = """
-import json, os, sys
+import gc, json, os, sys
 started = []
 sys.addaudithook(lambda name, _: started.append(name) if name in ("os.fork", "subprocess.Popen") else None)
 class UntilTheFirstRound:
@@ -45,7 +45,8 @@ class UntilTheFirstRound:
     def write(self, text):
         self.shown += text
         if "accuracy" in self.shown.partition("round 1/2")[2]:
-            print(json.dumps({"modules": sorted(sys.modules), "processes": len(started)}), flush=True)
+            collections = gc.get_stats()[2]["collections"]
+            print(json.dumps({"modules": sorted(sys.modules), "processes": len(started), "collections": collections}), flush=True)
             os._exit(0)
         return len(text)
 sys.stderr = UntilTheFirstRound(sys.stderr)
@@ -105,6 +106,7 @@ def count_start(folder: Path) -> Counts:
         "start: modules": len(facts["modules"]),
         "start: packages without a use": len(set(UNUSED).intersection(facts["modules"])),
         "start: processes": facts["processes"],
+        "start: full garbage collections": facts["collections"],
     }
 
 
