@@ -20,7 +20,7 @@ The first of these rules that holds gives the words:
    classes that a message states in clear.
 6. *Leakage not known*, where one of these holds:
 
-   * for one of these, no attack was mounted whose failure is evidence: a kind of samples; single samples in some round; a
+   * no attack whose failure is evidence was mounted for one of these: a kind of samples; single samples in some round; a
      statistic that is a gradient; membership in some round; attributes of rows;
    * most sets of classes were found, of so few clients that guessing could have found as many;
    * a message has a statistic that the audit does not know;

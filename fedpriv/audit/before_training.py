@@ -57,7 +57,8 @@ def _line(message: Sealed, column: str, says: str, rows: int = 0, cells: int = 0
 def _statistics(message: Sealed, inquiry: Inquiry, classes: Sequence[str]) -> Iterator[ToldBefore]:
     """The lines of the statistics of a client, or of their secure sum.
 
-    Sums of one or two numbers tell them. Those of one row also tell that a number is missing, and a level that is named.
+    From sums over one or two numbers these numbers follow. Sums over a single row also tell whether a number is missing, and a
+    level that is named.
     """
     tensors = message.tensors()
     if NOISY in tensors:

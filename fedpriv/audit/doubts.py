@@ -124,7 +124,7 @@ class Source:
         return granted([self.read(message, threat) for message in self.messages], self.public)
 
     def hidden_layers(self) -> int:
-        """The number of fully connected layers at the end that the messages hide; a hidden end without any counts as one."""
+        """The number of fully connected layers at the end that the messages hide; 1 if the hidden end has none."""
         seen = self.read(self.messages[0], ThreatModel())
         shown = any(name.startswith("top.") for name in seen.shared)
         return 0 if shown else max(1, sum(isinstance(module, nn.Linear) for module in seen.net.top.modules()))

@@ -198,8 +198,8 @@ def _cost_beside(run: AuditedRun, alike: Sequence[AuditedRun]) -> Cost:
 
 
 def _without_defence(run: AuditedRun) -> dict[str, Any]:
-    """What two runs must share to be compared: the config without its defences, the places of its records, and its executor,
-    which some defences decide; of a record, what it declares."""
+    """What two runs must share to be compared: the config, except its defences, where its records are, and its executor,
+    which depends on some defences; of a record, what it declares."""
     if run.source == "record":
         facts = plain_yaml.load(run.config_yaml)
         return {name: value for name, value in facts.items() if name not in ("name", "transforms")}

@@ -200,11 +200,12 @@ def test_where_every_client_holds_all_classes_there_is_nothing_to_infer(client: 
 
 
 def test_classes_that_guessing_would_find_are_no_finding() -> None:
-    """With two classes, half of the clients that lack one hold the same set."""
+    """With two classes, half of the clients that lack a class hold the same set."""
     assert words(by_rule(*[True] * 6, *[False] * 4, guess=0.5)) == "Nothing was found"
     answered = answer(by_rule(*[True] * 9, False, guess=0.5))
     assert answered.words == "Classes were inferred"
-    assert answered.sentence.endswith("always guessing the most common set would be right for 50% of the clients that lack one.")
+    end = "always guessing the most common set would be right for 50% of the clients that lack a class."
+    assert answered.sentence.endswith(end)
 
 
 def test_classes_of_too_few_clients_are_not_known() -> None:

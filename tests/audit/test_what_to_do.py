@@ -5,18 +5,18 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from torch import nn
 
-from fedpriv.attacks.core.status import Reason
+from fedpriv.attacks.core.status import Reason, ReasonKind
 from fedpriv.audit.answer import CONTRADICTED, MEMBERS, NOT_KNOWN, NOTHING, SAMPLES, WORDS, answer
 from fedpriv.audit.conditions import conditions
 from fedpriv.audit.judge.coverage import coverage
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.results.audit import Answer, AuditedRun, Coverage
-from fedpriv.audit.sentences.overview import thoroughness
+from fedpriv.audit.sentences.overview import WHY_NOT_RUN, thoroughness
 from fedpriv.cli.frontier import frontier
 from fedpriv.config import parse_assignment
 from fedpriv.frontier.grid import Defence
@@ -234,3 +234,7 @@ def test_a_client_without_kept_messages_is_named() -> None:
     assert line(4, "a", "b") == " Messages of 2 of 4 clients were kept; a and b were not examined."
     assert line(100, *map(str, range(97))) == " Messages of 3 of 100 clients were kept; the other 97 were not examined."
     assert not line(4)
+
+
+def test_every_reason_has_words_on_the_first_screen() -> None:
+    assert set(WHY_NOT_RUN) == set(get_args(ReasonKind))

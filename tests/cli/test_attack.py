@@ -116,7 +116,7 @@ def test_an_attack_that_finds_something_in_noise_is_named(fedpriv: Fedpriv, monk
     result = fedpriv("attack", "dlg", "--n", 1)
     assert result.exit_code == 1
     assert "a control failed, so there can be no result: dlg recovered 2 of 2 images from random gradients" in result.stderr
-    assert "MSE < 1e-2" not in result.stdout, "no result may be shown"
+    assert "MSE <" not in result.stdout, "no result may be shown"
 
 
 @pytest.mark.usefixtures("no_controls")

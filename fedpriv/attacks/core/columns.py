@@ -154,7 +154,7 @@ class RowEncoding:
         return [tuple(column.decode(row[at]) for column, at in pairs) for row in rows.tolist()]
 
     def project(self, rows: Tensor) -> Tensor:
-        """The rows that :meth:`decode` reads, as they are encoded ``(..., F)``: categories one-hot, gaps 0 or 1."""
+        """The nearest valid rows ``(..., F)``, which encode what :meth:`decode` reads: categories one-hot, gaps 0 or 1."""
         nearest = rows.clone()
         for at in self.categories:
             nearest[..., at] = torch.nn.functional.one_hot(rows[..., at].argmax(-1), at.stop - at.start).to(rows)

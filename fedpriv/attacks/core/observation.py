@@ -274,7 +274,7 @@ class Observation:
         control_differences: clauses on how the message differs from those of all attacks' controls; a failure is then no
             evidence.
         zero_gradient_change: a tensor's first weights -> what all steps together do to weights whose gradients are zero; for
-            any optimiser that no schedule describes. ``None`` where the attacker does not know the optimiser.
+            any optimiser, also one that no schedule describes. ``None`` where the attacker does not know the optimiser.
         penalty: a tensor's first weights -> the part of its change that weight decay causes, whatever the gradients are; only for
             optimisers whose steps are linear in the gradients, such as SGD with clipped gradients.
         buffers: the net's buffers as the client sent them, such as running means, by the names of ``net``; :attr:`weights` has

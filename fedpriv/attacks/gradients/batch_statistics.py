@@ -63,7 +63,7 @@ def layer_statistics(observation: Observation) -> dict[str, LayerStatistics]:
     if observation.passes is None:
         raise Inapplicable("it is not known how many batches the client's running statistics are of")
     if observation.altered.rescaled:
-        raise Inapplicable("the change was clipped, and it is not known how much of the running statistics' is left")
+        raise Inapplicable("the change was clipped, and it is not known how much of the running statistics' change is left")
     return {name: _of_layer(observation, name, module) for name, module in layers.items()}
 
 

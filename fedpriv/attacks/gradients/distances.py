@@ -105,7 +105,7 @@ def matching_loss(exact: Distance, guess: Gradient, images: Tensor | None, obser
 
     Args:
         guess: gradient of ``images``, or of other samples.
-        images: ``(..., C, H, W)`` in [0, 1]; ``None``: of samples without a prior, the negative log-likelihood.
+        images: ``(..., C, H, W)`` in [0, 1]; ``None``: the samples have no prior, and the loss is the negative log-likelihood.
     """
     if not observed.variance:
         return exact(guess, observed)

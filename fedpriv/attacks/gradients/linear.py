@@ -83,8 +83,8 @@ def single_sample_input(layer: SharedLinear) -> Tensor:
     """The layer's input ``(in,)`` for a message of one sample, whose weight and bias gradients together have rank one.
 
     Without noise, least squares of the weight gradient on the bias gradient. With noise, total least squares: the leading
-    singular vector of both. Only entries that were sent are used. Where none of an input's entries was sent, they are
-    small, and the input is set to 0.
+    singular vector of both. Only entries that were sent are used. An input of which no weight
+    entry was sent is set to 0: pruning drops small entries.
     """
     assert layer.bias is not None
     bias, tiny = layer.bias, torch.finfo(layer.bias.dtype).tiny

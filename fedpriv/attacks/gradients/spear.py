@@ -44,7 +44,7 @@ ZERO = 1e-4
 DEVIATIONS = 4.0
 """With noise, entries below this many standard deviations of their error count as zeros."""
 SPARE = 0.03
-"""Zeros that a direction must have in excess of what every direction can be given, as a share of the neurons."""
+"""Zeros that a direction must have beyond those that any direction can be made to have, as a share of the neurons."""
 SAME = 0.01
 """Directions whose zeros differ in at most this share of the neurons are the same."""
 SURE = 0.98
@@ -79,7 +79,8 @@ class RecoveredInputs:
 
     Attributes:
         inputs: ``(r, in)``, by descending agreement.
-        agreement: ``(r,)``, the share of neurons that an input activates exactly if its column of ``dL/dZ`` is not zero.
+        agreement: ``(r,)``, the share of neurons at which two things agree: the input activates the neuron, and its column of
+            ``dL/dZ`` is not zero there.
         rank: the number of samples, the gradient's rank.
     """
 

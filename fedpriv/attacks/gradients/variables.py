@@ -71,7 +71,7 @@ class Cells:
     entries, and gaps by a sigmoid.
 
     Attributes:
-        padded: indices of the entries of each category, and behind them F where it has fewer than others ``(categories, most)``.
+        padded: indices of the entries of each category, filled up with F to the largest number ``(categories, most)``.
         places: index of each entry in ``padded`` flattened; 0 for those of no category ``(F,)``.
         is_category, is_gap, is_bounded: masks of the entries ``(F,)``.
         missing: index of the entry that says whether an entry's number is missing; its own index where there is none ``(F,)``.

@@ -157,7 +157,7 @@ def suited(masked: int, published: bool = False) -> list[Attacker[ImageAttack]]:
     """The attackers of audits for messages whose last ``masked`` linear layers are hidden; closed forms first.
 
     Args:
-        published: naive attacks are as in the papers.
+        published: attacks that assume a hidden head run as in their papers.
     """
     naive, chosen = {"assumed": masked, "published": published} if masked else {}, []
     for kind, options in for_audits(image_attacks().values(), masked > 0):

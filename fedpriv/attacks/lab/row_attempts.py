@@ -19,7 +19,7 @@ from fedpriv.attacks.scoring.row_scores import RowScores, in_order, score_rows, 
 from fedpriv.attacks.scoring.scores import Rate, wilson
 
 MADE_UP = 300
-"""Made-up rows whose likeness to an attack's rows is chance, where no others are known."""
+"""Number of made-up rows that show how alike rows are by chance, where no public ones are known."""
 
 
 @dataclass(frozen=True)

@@ -185,8 +185,8 @@ class RowSetting:
         return rows, torch.randint(self.classes, (count,), generator=generator)
 
     def observations(self, rows: Tensor, labels: Tensor, seed: int, alter: Alter | None = None) -> list[Observation]:
-        """The messages, each on :attr:`per_message` of the rows and through a net of its own; of an attacker who has public rows,
-        who learns about one net, all through the same.
+        """The messages, each on :attr:`per_message` of the rows and through a net of its own; if the
+        attacker has public rows, all go through one net, as it learns about one net only.
 
         Args:
             alter: how a malicious server alters the weights; it gets other rows of the table.

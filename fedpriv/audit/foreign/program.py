@@ -121,7 +121,7 @@ def _check_inputs(graph: fx.Graph) -> None:
 
 
 def _remove_checks(holder: fx.GraphModule) -> None:
-    """Remove what only checks sizes and types: a program knows no batch of one sample, which its operations can compute."""
+    """Remove what only checks sizes and types: exported checks refuse a batch of one sample, which the operations can compute."""
     graph = holder.graph
     for node in list(graph.nodes)[::-1]:
         checks = node.op == "call_module" or (node.op == "call_function" and "_assert_" in str(node.target))
@@ -277,7 +277,7 @@ class _Layer:
 
 
 def _layers(holder: fx.GraphModule) -> list[_Layer]:
-    """The layers of a program. Operations that disagree on one, such as on its padding, get none, nor do computed weights."""
+    """The layers of a program; none where operations disagree on its options (as its padding), or its weights are computed."""
     layers, disagree = dict[str, _Layer](), set[str]()
     aliases = defaultdict[int, list[str]](list)
     for name, parameter in holder.named_parameters(remove_duplicate=False):

@@ -118,7 +118,7 @@ class SimulatedRecord(FolderRecord):
         """The local update of a client with other samples in place of a message's; ``None``: it diverged.
 
         Args:
-            samples: in place of a sum's, they are shared out among as many clients as are in it.
+            samples: in place of a message's; if it is a sum, they are divided among as many clients as are in it.
             number: of the client, for its random draws.
 
         Raises:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from fedpriv.attacks.lab.attempts import ImageAttempt
-from fedpriv.attacks.scoring.scores import Rate, under
+from fedpriv.attacks.scoring.scores import RECOVERED, THRESHOLDS, Rate, under
 from fedpriv.audit.images.target import Target
 from fedpriv.audit.results.images import Baseline, ImageFigures
 
@@ -64,13 +64,14 @@ def table(attempts: Sequence[ImageAttempt], errors: Mapping[str, Tensor], target
     rows.add_column("attacker", no_wrap=True)
     measured = any(attempt.scores is not None and attempt.scores.feature_distance is not None for attempt in attempts)
     seen = ("SSIM", "EfficientNet-Lite0 distance") if measured else ("SSIM",)
-    for column in ("MSE < 1e-2 [95 %]", "< 1e-3", "labels", "median MSE", "best", *seen, "images / CPU s"):
+    limits = f"MSE < {RECOVERED:g} [95 %]", f"< {THRESHOLDS[1]:g}"
+    for column in (*limits, "labels", "median MSE", "best", *seen, "images / CPU s"):
         rows.add_column(column, justify="right", no_wrap=column[0] not in "iE")
     for attempt in attempts:
         scores, result = attempt.scores, attempt.reconstruction
         if scores is None or result is None:
             continue
-        hit, closer = scores.recovered[1e-2], scores.recovered[1e-3]
+        hit, closer = (scores.recovered[limit] for limit in THRESHOLDS[:2])
         rows.add_row(
             attempt.attacker.name,
             f"{hit.successes} of {hit.n} [{hit.low:.0%}, {hit.high:.0%}]",
@@ -84,7 +85,7 @@ def table(attempts: Sequence[ImageAttempt], errors: Mapping[str, Tensor], target
         )
     for name, error in errors.items():
         rates = under(error)
-        hit, closer = rates[1e-2], rates[1e-3]
+        hit, closer = (rates[limit] for limit in THRESHOLDS[:2])
         cells = (f"{hit.successes} of {hit.n}", str(closer.successes), "", f"{float(error.median()):.1e}")
         rows.add_row(name, *cells, f"{float(error.min()):.1e}", style="dim")
     return rows

@@ -26,7 +26,7 @@ _PARTS: dict[Part, str] = {part: f"reconstruction of {part}" for part in _SAMPLE
 
 
 def coverage(run: AuditedRun) -> Coverage:
-    """Which attacks were run; one that was not run on a real message, but on another one, was run."""
+    """Which attacks were run; an attack was run if it ran on any message, real or simulated."""
     tried, shortened, not_run = dict[str, None](), dict[str, None](), dict[str, dict[ReasonKind, Reason]]()
     for name, was_run, reasons in _attempts(run):
         if was_run:

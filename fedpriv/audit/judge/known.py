@@ -41,7 +41,7 @@ def _was_cut(target: Target) -> bool:
 
 
 def samples_not_known(run: AuditedRun) -> Iterator[str]:
-    """Yields what of samples may be recoverable though it was not, as no attack whose failure is evidence was mounted."""
+    """Yields what might be recovered of the samples although nothing was, as no attack whose failure is evidence was mounted."""
     if "image" in run.modalities:
         yield from _not_known(run, "image", run.images, images.is_known)
     if was_cut(run.not_run.get("class centres")):

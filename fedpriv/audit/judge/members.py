@@ -48,8 +48,8 @@ def ran(attacks: Sequence[MembershipOutcome]) -> Iterator[Separation]:
 def best(attacks: Sequence[MembershipOutcome]) -> Separation | None:
     """The attack whose simultaneous interval has the largest lower end; ``None``: none was run.
 
-    Not the largest area, since a round with few samples may have one by chance; of attacks on equally many samples, both are the
-    same attack.
+    Not the largest area, since a round with few samples may have one by chance; if all
+    attacks have equally many samples, it is the same attack.
     """
     return max(ran(attacks), key=lambda attack: (attack.together.low, attack.auc), default=None)
 

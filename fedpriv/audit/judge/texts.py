@@ -38,7 +38,7 @@ def ran(target: TextTargetResult) -> Iterator[BestTexts]:
 def best(target: TextTargetResult) -> BestTexts | None:
     """The attack with most exact sentences; among equals, the best ROUGE-L, then the best recall of tokens.
 
-    An attack whose failure is no evidence counts only if it recovered a sentence.
+    An attack whose failure is no evidence counts only if it recovered a sentence: its result is then evidence.
     """
     return max((attack for attack in ran(target) if attack.outcome.status.is_evidence), key=_merit, default=None)
 

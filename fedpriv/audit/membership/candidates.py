@@ -2,7 +2,8 @@
 
 Up to the attacked round no client may have trained on non-members, as the server's model would have learned them. They come from
 the data set's test split, and from the part of the training split that belongs to no client or to clients that have not taken
-part yet. They have the client's classes in its proportions (numbers are of one class); otherwise knowing these would be enough.
+part yet. They have the client's classes in its proportions; otherwise knowing these would be enough. If labels are numbers, all
+samples are of one class.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def candidates(federation: Federation, round: int, client: int, seed: int = 0) -
     Of each class, half of the unused samples become the attacker's own data. Where fewer are left than the client has, fewer of
     its samples become candidates.
 
-    Samples reveal which client they are of where clients come with the data, such as hospitals or writers. There the non-members
-    are also the client's own, or an attack would find whose samples they are, and not whether they were trained on.
+    Where clients come with the data, such as hospitals or writers, a sample reveals its client. There the non-members are also
+    the client's own, or an attack would find whose samples they are, and not whether they were trained on.
 
     Raises:
         FedprivError: there are no non-members of the client's classes.

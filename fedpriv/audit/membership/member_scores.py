@@ -5,7 +5,7 @@ A new membership score needs:
 * its score: a function here or in a module of :mod:`fedpriv.attacks.inference`;
 * its kind and its positive control: ``Kind`` and ``positive_controls`` in ``attacks/inference/membership_controls.py``;
 * its name, and its entry in :data:`USED_BY` here;
-* its mount: a call in ``audit/membership/one_client.py``, with a negative control;
+* its mount, with a negative control: ``audit/membership/one_client.py``; for records, ``audit/foreign/membership.py``;
 * a sentence on what the server must know (threat): ``audit/membership/inference.py``, which also says whose failed negative
   control leaves an attack out;
 * its entry in the glossary: ``audit/page/words.py``.

@@ -45,7 +45,7 @@ def in_rounds(record: RunRecord, earlier: Sequence[int], shadows: int, seed: int
     """Attack membership in the last kept round, and with fewer shadow local updates in earlier ones.
 
     Args:
-        earlier: the other rounds; the last one among them is not attacked twice.
+        earlier: further rounds; the last kept round is attacked once, also if it is among them.
         shadows: shadow local updates for each client of the last round; 0: none is attacked.
     """
     last = record.store.rounds()[-1]

@@ -14,7 +14,7 @@ READ = (
 READ_ROWS = (
     "A cell of a row counts as recovered if its category is the true one, or its number lies within 0.319 standard deviations of "
     "the true one (a quarter of normally distributed numbers lie so near to their mean); a row counts if all its cells do, and "
-    "hardly by chance (at most 1 %): so many rows, or numbers so near to the true ones, as rows behind no message hardly have. "
+    "hardly by chance (at most 1 %): made-up rows hardly match so many of the cells, or so closely. "
     "The rows of a message are matched to the true ones first. The guesses beside each attack are the most frequent value of "
     "each column, and other rows, matched in the same way: an attack that does no better has found nothing."
 )
@@ -51,7 +51,8 @@ ROC = "Both axes are logarithmic, to show low false-positive rates."
 EACH_ALONE = "Each interval is for that attack alone. The answer's is wider, as it holds for all of them at once (Bonferroni)."
 BEFORE = (
     "Before round 1, each client tells the server by what its samples are scaled and coded. The server learns this without an "
-    "attack, and so does who reads the messages. Means, deviations and levels of all clients together then go to every client."
+    "attack, and so does anyone who reads the messages. Means, deviations and levels of all clients together then go to every "
+    "client."
 )
 MEAN_COLOUR = "Mean colour of a client's images, from running statistics, in [0, 1]:"
 EXPOSED = (
@@ -110,7 +111,7 @@ READING = (
     "In the easiest case, samples are added until the result is decided; the interval is for the number that was tried.",
     "An attack counts as evidence only if it recovered samples in a control: without a defence, at the same budget, with as "
     "many samples per message. An attack that fails a control is not run; without a control, its failure is no evidence. One "
-    "that optimises and recovers nothing is then tried on other samples, on undefended messages of the same net; if it recovers "
+    "that recovers nothing is then tried on other samples, on undefended messages of the same net; if it recovers "
     "less than half of these, its failure is no evidence either.",
     "The easiest case (clients with a single sample, simulated by the audit with the run's own training and defences) shows what "
     "the same attacks reach under the best conditions; the run did not send these messages.",

@@ -73,7 +73,7 @@ class LocalSteps:
         return partial(_decayed, self.train, rates_of_steps(self.train, lr, steps))
 
     def stand_still(self) -> bool:
-        """Whether the only step of some layers of the message in each phase is the first step of a warm-up, with rate 0."""
+        """Whether some layer of the message takes at most one step in each phase: the first of a warm-up, whose rate is 0."""
         if not self.train.warmup_steps:
             return False
         phases = self.method.phases(self.round)

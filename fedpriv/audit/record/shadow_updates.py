@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from fedpriv.audit.record.run import RunRecord
 
 TOGETHER = 12
-"""Shadows that train at the same time on a CPU, where the run's clients train in groups: its own group size shares a round's few
-clients among processes, while shadows are many and in one. In groups of 11 they take 0.6 of what they take in groups of 5."""
+"""Shadows that train at the same time on a CPU, where the run's clients train in groups. The run's group size is chosen for a
+round's few clients in several processes; shadows are many and train in one. In groups of 11 they take 0.6 of what they take in
+groups of 5."""
 
 
 @dataclass(frozen=True)

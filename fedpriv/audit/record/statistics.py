@@ -113,7 +113,7 @@ def kinds_of_model(net: Net) -> dict[str, str]:
 
 
 def kinds_besides(names: Iterable[str], of_model: Mapping[str, str]) -> list[str]:
-    """The kinds of what is among the names of a message besides the layers that give the logits, each once.
+    """The kinds of the tensors of a message that are not layers on the way to the logits, each once.
 
     Args:
         of_model: see :func:`kinds_of_model`.

@@ -165,7 +165,7 @@ class UpdateRecord(Record):
         return self.data.labels
 
     def set_guess(self, true: Tensor) -> float:
-        """The chance to guess any set of as many classes as the client has, since nothing is known of other clients."""
+        """The chance that a random set of as many classes as the client's is the right one; nothing is known of other clients."""
         return 1 / math.comb(self.classes, int((true > 0).sum()))
 
     def public_images(self) -> PublicImages:

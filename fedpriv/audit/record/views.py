@@ -36,7 +36,8 @@ class Recorder:
         return views
 
     def views(self, images: Tensor) -> Tensor:
-        """Each image ``(n, C, H, W)`` in [0, 1] with its views, ``(n, V, C, H, W)``; of fewer views the last is repeated."""
+        """Each image ``(n, C, H, W)`` in [0, 1] with its views, ``(n, V, C, H, W)``; an image with
+        fewer views than others repeats its last one."""
         rows = [torch.stack([image, *self._views[_pixels(image)]]) for image in images]
         most = max(len(row) for row in rows)
         return pad_sequence([torch.cat([row, row[-1:].expand(most - len(row), -1, -1, -1)]) for row in rows], batch_first=True)

@@ -110,7 +110,7 @@ class AttributeOutcome(Outcome):
     """Attribute inference of one column from one message.
 
     Attributes:
-        values: the number of its values; of numbers, of their ranges.
+        values: how many values the column has; for a column of numbers, how many ranges.
         figures: ``None``: it was not run.
     """
 

@@ -45,7 +45,7 @@ KNOWN = 2000
 LESSON = 16
 """Number of the attacker's own rows by which it learns how far to trust the likelihoods."""
 REGRESSED = 64
-"""Largest number of these in the regression on gradients."""
+"""Largest number of the attacker's own rows in the regression on gradients."""
 FEWEST = 20
 """Least number of the attacker's own rows."""
 COLUMNS = 32

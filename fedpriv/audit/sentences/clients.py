@@ -68,7 +68,7 @@ def labels(results: Sequence[LabelResult]) -> list[str]:
     best = f"the best of {tried} rules, 95 % interval for all of them" if tried > 1 else "95 % interval"
     guesses = [result.guess for result in classes.lacking(results) if result.guess is not None]
     constant = "always guessing the most common set would be right for"
-    chance = f"; {constant} {max(guesses):.0%} of the clients that lack one" if guesses else ""
+    chance = f"; {constant} {max(guesses):.0%} of the clients that lack a class" if guesses else ""
     return [f"{exact} ({ways}; {best} {rate.low:.0%} to {rate.high:.0%}){chance}.", *_counts(results)]
 
 
@@ -182,7 +182,7 @@ def attributes(run: AuditedRun) -> list[str]:
     if beyond := judge_attributes.inferred(run):
         names = list(dict.fromkeys(attack.outcome.column for attack in beyond))
         others = f" Of {len(names)} columns the messages tell more: {', '.join(names)}." if len(names) > 1 else ""
-        return [f"Who knows all else of a row learns from {where} {rates}; {against}.{others}"]
+        return [f"An attacker who knows everything else of a row learns from {where} {rates}; {against}.{others}"]
     why = judge_attributes.not_known(run)
     evidence = f"; that is no evidence: {why}" if why else ""
     return [

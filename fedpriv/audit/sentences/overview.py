@@ -10,7 +10,7 @@ from fedpriv.audit.formats import changed, joined, listed, over_rounds, percent,
 from fedpriv.audit.results.audit import AuditedRun, Coverage
 from fedpriv.scores.catalogue import beside, score_named
 
-_NOT_RUN: Mapping[ReasonKind, str] = {
+WHY_NOT_RUN: Mapping[ReasonKind, str] = {
     "budget spent": "as the budget was spent",
     "too many samples": "as too many samples or steps are behind a message",
     "too many steps": "as too many samples or steps are behind a message",
@@ -18,7 +18,13 @@ _NOT_RUN: Mapping[ReasonKind, str] = {
     "other inputs": "as they do not apply to what was sent",
     "not available": "as what they need was not sent or kept",
     "not needed": "as other attacks had recovered all",
+    "too few samples": "as even a perfect result could be chance",
+    "control failed": "as no control shows that they work",
+    "no control": "as no control shows that they work",
+    "differs from controls": "as no control shows that they work",
+    "same net": "as no control shows that they work",
 }
+"""Why attacks were not run, as the first screen says it."""
 _NAMED = 5
 """Most clients that a sentence names."""
 
@@ -58,7 +64,7 @@ def thoroughness(coverage: Coverage, budget: float | None) -> str:
 
 
 def _why_not_run(reason: Reason) -> str:
-    return _NOT_RUN.get(reason.kind, "as no control shows that they work")
+    return WHY_NOT_RUN[reason.kind]
 
 
 def cost_in_sentences(run: AuditedRun) -> str:

@@ -246,5 +246,5 @@ def rows(target: RowTarget, *alike: RowTarget) -> str:
     by = ", ".join(attack.outcome.attack for attack in judge_rows.ran(target) if attack.outcome.status.is_evidence)
     return (
         f"No row behind {where} was recovered by {by}, beyond guesses: {best.outcome.attack} has {cells} right, and {whole}; "
-        f"each recovered its control{_appended(_left_out(target))}."
+        f"each passed its positive control{_appended(_left_out(target))}."
     )
