@@ -112,7 +112,7 @@ class LinearChain:
         return tuple(f"{layer.name}.{name}" for layer in self.layers for name in ("weight", "bias"))
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
-        tensors = list[Tensor | None]()
+        tensors: list[Tensor | None] = []
         for layer in self.layers:
             tensors += layer.tensor(ctx, "weight"), layer.tensor(ctx, "bias")
         y: Tensor = _LinearChain.apply(self, ctx, x, *tensors)
