@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,17 +33,12 @@ class ForwardContext:
         tensors: the K nets' parameters and buffers by name, ``(K, *shape)``; buffers are updated in place.
         training: the roles in training mode.
         draw: (tensor of one client, probability of a zero) -> 0/1 masks ``(K, *shape)``, from each client's own generator.
-        places: parameter -> the tensor, and the place ``(K, *shape)`` of its gradient. Linear layers write theirs there, and not
-            through autograd. ``None``: autograd has all gradients.
-        written: the parameters whose place holds a gradient of this backward pass.
     """
 
     clients: int
     tensors: Mapping[str, Tensor]
     training: frozenset[str]
     draw: Callable[[Tensor, float], Tensor]
-    places: Mapping[str, tuple[Tensor, Tensor]] | None = None
-    written: set[str] = field(default_factory=set[str])
 
 
 @dataclass(frozen=True)
@@ -95,93 +90,32 @@ def with_bias(layer: Layer, ctx: ForwardContext, y: Tensor) -> Tensor:
     return y if bias is None else y + bias.flatten()[:, None, None]
 
 
-@dataclass(frozen=True)
-class LinearChain:
-    """Linear layers one after another, some followed by a ReLU, as one node of autograd.
-
-    Attributes:
-        rectified: for each layer, whether a ReLU follows it.
-    """
-
-    layers: tuple[Layer, ...]
-    rectified: tuple[bool, ...]
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """Of each layer's weight and bias."""
-        return tuple(f"{layer.name}.{name}" for layer in self.layers for name in ("weight", "bias"))
-
-    def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
-        tensors: list[Tensor | None] = []
-        for layer in self.layers:
-            tensors += layer.tensor(ctx, "weight"), layer.tensor(ctx, "bias")
-        y: Tensor = _LinearChain.apply(self, ctx, x, *tensors)
-        return y
-
-    def then(self, other: LinearChain) -> LinearChain:
-        """This chain, and the other one after it."""
-        return LinearChain(self.layers + other.layers, self.rectified + other.rectified)
-
-    def then_relu(self) -> LinearChain:
-        """This chain, and a ReLU after it."""
-        return replace(self, rectified=(*self.rectified[:-1], True))
+def _linear(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
+    weight, bias = layer.tensor(ctx, "weight"), layer.tensor(ctx, "bias")
+    assert weight is not None
+    y: Tensor = _MatrixProducts.apply(x, weight)
+    return y if bias is None else y + bias[:, None]
 
 
-class _LinearChain(torch.autograd.Function):
-    """``x @ weight^T + bias`` of each client and layer: ``(K, B, in)`` and ``(K, out, in)``, ``(K, out)`` -> ``(K, B, out)``.
+class _MatrixProducts(torch.autograd.Function):
+    """``x @ weight^T`` of each client: ``(K, B, in)`` and ``(K, out, in)`` -> ``(K, B, out)``.
 
-    The gradient of a weight is not transposed in memory, unlike torch's own, where copying it takes as long as computing it.
+    Unlike torch's own gradient of the weight, this one is not transposed in memory, where copying it takes as long as computing
+    it.
     """
 
     @staticmethod
-    def forward(ctx: Any, chain: LinearChain, passed: ForwardContext, x: Tensor, *tensors: Tensor | None) -> Tensor:
-        weights, inputs = tensors[::2], []
-        for weight, bias, rectified in zip(weights, tensors[1::2], chain.rectified, strict=True):
-            assert weight is not None
-            inputs.append(x)
-            x = torch.bmm(x, weight.transpose(1, 2))
-            ctx.dtype = x.dtype  # half of the inputs' precision under autocast
-            if bias is not None:
-                x = x.add_(bias[:, None]) if bias.dtype == x.dtype else x + bias[:, None]
-            if rectified:
-                x = x.relu_()
-        ctx.chain, ctx.places, ctx.written = chain, passed.places, passed.written
-        ctx.save_for_backward(*inputs, x, *weights)
-        return x
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.bmm(x, weight.transpose(1, 2))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        assert not torch.is_grad_enabled(), "the gradient of a gradient"
-        chain, saved, number = ctx.chain, ctx.saved_tensors, len(ctx.chain.layers)
-        inputs, weights, needed = saved[: number + 1], saved[number + 1 :], ctx.needs_input_grad[2:]
-        first = needed.index(True)
-        gradients: list[Tensor | None] = [None] * len(needed)
-
-        def place(at: int) -> Tensor | None:
-            """Where the gradient of an input is written; ``None``: it is returned."""
-            if ctx.places is None or (name := chain.names[at - 1]) in ctx.written:
-                return None
-            ctx.written.add(name)
-            return ctx.places[name][1]  # type: ignore[no-any-return]
-
-        for at in reversed(range(number)):
-            weight, bias = 1 + 2 * at, 2 + 2 * at  # their positions among the inputs
-            if chain.rectified[at]:
-                gradient = torch.ops.aten.threshold_backward(gradient, inputs[at + 1], 0)
-            if needed[bias]:
-                out = place(bias)
-                total = torch.sum(gradient, 1) if out is None else torch.sum(gradient, 1, out=out)
-                gradients[bias] = total if out is None else None
-            gradient = gradient.to(ctx.dtype)
-            if needed[weight]:
-                out = place(weight)
-                product = torch.bmm(gradient.transpose(1, 2), inputs[at].to(gradient), out=out)
-                gradients[weight] = product if out is None else None
-            if first >= weight:
-                break
-            gradient = torch.bmm(gradient, weights[at].to(gradient)).to(inputs[at])
-        gradients[0] = gradient if needed[0] else None
-        return (None, None, *gradients)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        if x.dtype != gradient.dtype or weight.dtype != gradient.dtype:  # autocast: the product was computed in half precision
+            x, weight = x.to(gradient), weight.to(gradient)
+        gradient_of_x = torch.bmm(gradient, weight) if ctx.needs_input_grad[0] else None
+        return gradient_of_x, torch.bmm(gradient.transpose(1, 2), x) if ctx.needs_input_grad[1] else None
 
 
 def _batch_norm(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
@@ -237,7 +171,7 @@ def _unchanged(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
 
 FORMS: dict[type[nn.Module], LayerForm] = {
     nn.Conv2d: _convolution,
-    nn.Linear: lambda layer, ctx, x: LinearChain((layer,), (False,))(ctx, x),
+    nn.Linear: _linear,
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d), _batch_norm),
     nn.GroupNorm: _group_norm,
     nn.LayerNorm: _layer_norm,

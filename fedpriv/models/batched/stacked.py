@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.errors import first_line
@@ -19,7 +18,6 @@ from fedpriv.models.batched.layers import (
     VECTORS,
     ForwardContext,
     Layer,
-    LinearChain,
     NotStackable,
     by_client,
     step_of,
@@ -101,17 +99,12 @@ def _traced(role: str, module: nn.Module) -> Callable[[ForwardContext, Tensor], 
         raise NotStackable(f"{role}: its forward pass cannot be traced ({first_line(error)})") from None
     steps: list[tuple[fx.Node, Callable[..., Tensor], tuple[Any, ...]]] = []
     pooled: dict[fx.Node, Layer] = {}
-    chains: dict[fx.Node, _Chain] = {}
     result: Any = None
     for node in graph.nodes:
         if node.op == "placeholder":
             continue
         if node.op == "output":
             result = node.args[0]
-        elif (chain := _chain(role, module, node, chains)) is not None:
-            chains[node] = chain
-            steps = [step for step in steps if step[0] is not chain.replaces]
-            steps.append((node, chain.layers, chain.arguments))
         elif node.op == "call_module":
             layer = Layer(f"{role}.{node.target}", module.get_submodule(str(node.target)))
             step = step_of(layer)
@@ -138,30 +131,6 @@ def _traced(role: str, module: nn.Module) -> Callable[[ForwardContext, Tensor], 
         return values.get(result, x)
 
     return run
-
-
-class _Chain(NamedTuple):
-    """Linear layers, the arguments of the first one's node, and the node of the shorter chain that this one replaces."""
-
-    layers: LinearChain
-    arguments: tuple[Any, ...]
-    replaces: fx.Node | None
-
-
-def _chain(role: str, module: nn.Module, node: fx.Node, chains: Mapping[fx.Node, _Chain]) -> _Chain | None:
-    """The chain that a linear layer, or a ReLU after one, ends; ``None``: the node is neither.
-
-    Args:
-        chains: by their last node.
-    """
-    source = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
-    before = chains.get(source) if source is not None and len(source.users) == 1 else None
-    layer = module.get_submodule(str(node.target)) if node.op == "call_module" else None
-    if type(layer) is nn.Linear:
-        own = LinearChain((Layer(f"{role}.{node.target}", layer),), (False,))
-        return _Chain(own, node.args, None) if before is None else _Chain(before.layers.then(own), before.arguments, source)
-    is_relu = type(layer) is nn.ReLU or (node.op != "call_module" and _function(node) in (torch.relu, F.relu))
-    return _Chain(before.layers.then_relu(), before.arguments, source) if is_relu and before is not None else None
 
 
 def _only_pooled(node: fx.Node, module: nn.Module) -> fx.Node | None:

@@ -62,13 +62,13 @@ class BatchedModels:
         key = (clients.start, clients.stop, differentiated)
         if key not in self._tensors:
             rows, grads = self.rows[clients], self.grads[clients]
-            tensors, leaves = {}, {}
+            tensors, leaves = {}, []
             for entry in self.space.entries:
                 span, shape = slice(entry.start, entry.stop), (len(rows), *entry.shape)
                 # `data` hides changes from autograd: a step of one client must not invalidate the backward pass of another.
                 tensors[entry.name] = tensor = rows[:, span].view(shape).data
                 if entry.kind != "buffer" and entry.role in differentiated:
-                    leaves[entry.name] = tensor.requires_grad_(True), grads[:, span].view(shape)
+                    leaves.append((tensor.requires_grad_(True), grads[:, span].view(shape)))
             self._tensors[key] = tensors, leaves
         return self._tensors[key]
 
@@ -88,13 +88,8 @@ class BatchedModels:
         mode: tuple[Roles, Roles],
         half: bool,
         requests: Sequence[Request],
-        written: set[str] | None = None,
     ) -> tuple[Outputs, Leaves]:
-        """As :meth:`forward`, on the inputs of the clients from ``number`` on.
-
-        Args:
-            written: is filled by the backward pass, as :class:`ForwardContext` says; ``None``: autograd has all gradients.
-        """
+        """As :meth:`forward`, on the inputs of the clients from ``number`` on."""
         sizes = [x.shape[0] for x in inputs]
         longest = max(sizes)
         training, differentiated = mode
@@ -116,8 +111,6 @@ class BatchedModels:
 
         tensors, leaves = self.tensors(clients, differentiated)
         ctx = ForwardContext(len(inputs), tensors, training, dropout_mask)
-        if written is not None:
-            ctx.places, ctx.written = leaves, written
         with torch.autocast(self.rows.device.type, torch.bfloat16) if half else nullcontext():
             x = to_stack(inputs, longest)
             if section != "rest":
@@ -137,9 +130,9 @@ class BatchedModels:
         clients = slice(first.client.number, first.client.number + len(passes))
         buffers = [(span, self.rows[clients, span].clone()) for span in self._buffers]
         rng_states, count_before = [request.rng_state for request in requests], replace(self.sample_count)
-        views, written = [], set[str]()
+        views = []
         for inputs in zip(*[batch.views for batch in batches], strict=True):
-            outputs, leaves = self._forward(first.client.number, inputs, section, first.mode, first.half, requests, written)
+            outputs, leaves = self._forward(first.client.number, inputs, section, first.mode, first.half, requests)
             views.append(outputs)
         try:
             losses = loss(batches, views, ready)
@@ -151,10 +144,10 @@ class BatchedModels:
             self.sample_count.take()
             self.sample_count.add(count_before)
             raise
-        gradients = torch.autograd.grad(losses.sum(), [leaf for leaf, _ in leaves.values()], allow_unused=True)
-        for (name, (_, place)), gradient in zip(leaves.items(), gradients, strict=True):
-            if gradient is not None:
-                place.add_(gradient) if name in written else place.copy_(gradient)
-            elif name not in written:
+        gradients = torch.autograd.grad(losses.sum(), [leaf for leaf, _ in leaves], allow_unused=True)
+        for (_, place), gradient in zip(leaves, gradients, strict=True):
+            if gradient is None:
                 place.zero_()
+            else:
+                place.copy_(gradient)
         return losses.detach()

@@ -26,8 +26,8 @@ MAX_PADDING = 0.15
 Kind = tuple[object, ...]
 """Requests of equal kind can be served as one."""
 Roles = frozenset[str]
-Leaves = dict[str, tuple[Tensor, Tensor]]
-"""Leaf tensors of autograd by name, each with the view of the rows' gradients that its gradient is written into."""
+Leaves = list[tuple[Tensor, Tensor]]
+"""Leaf tensors of autograd, each with the view of the rows' gradients that its gradient is written into."""
 Section = Literal["encoder", "rest", "net"]
 """The section of the net that a pass computes."""
 
@@ -127,7 +127,7 @@ def backward(requests: Sequence[Request]) -> list[None]:
         backward.client.open_passes.clear()
         if not backward.add:
             backward.client.grad.zero_()
-    leaves = {id(leaf): (leaf, place) for shared in forwards.values() for leaf, place in shared.leaves.values()}
+    leaves = {id(leaf): (leaf, place) for shared in forwards.values() for leaf, place in shared.leaves}
     with torch.enable_grad():
         gradients = torch.autograd.grad(
             [backward.value for backward in passes],
