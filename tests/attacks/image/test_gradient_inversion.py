@@ -20,7 +20,7 @@ from fedpriv.attacks.image.heads import JointHead, KnownHead, RandomHead
 from fedpriv.attacks.image.inverting_gradients import InvertingGradients
 from fedpriv.attacks.lab.image_controls import Setting, negative_control, positive_control
 from fedpriv.attacks.lab.images import default_images
-from fedpriv.attacks.lab.nets import observe, reference_victim
+from fedpriv.attacks.lab.nets import HONEST, observe, reference_victim
 from fedpriv.attacks.optimise.lbfgs import BatchedLbfgs
 from fedpriv.attacks.scoring.scores import match, mse
 from tests.attacks.sent import each, in_double, noisy, of_unknown_rate, only, pruned
@@ -30,9 +30,7 @@ from tests.oracles.dlg import dlg
 SIDE = 8
 
 
-def observed(
-    n: int, layers: int = 1, masked: int = 0, threat: ThreatModel | None = None
-) -> tuple[Tensor, Tensor, list[Observation]]:
+def observed(n: int, layers: int = 1, masked: int = 0, threat: ThreatModel = HONEST) -> tuple[Tensor, Tensor, list[Observation]]:
     images, labels = default_images(n, side=SIDE)
     net = reference_victim(0, layers=layers, masked=masked, height=SIDE, width=SIDE)
     pairs = zip(images.split(1), labels.split(1), strict=True)
