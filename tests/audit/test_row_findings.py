@@ -95,7 +95,7 @@ def test_sentences_give_the_rates_beside_the_guesses() -> None:
     run = table(rows=(built.rows(row(cells=45, whole=6)),), attributes=(attribute(10, 1, low=0.1), attribute(column="sex")))
     sentence = run.concluded.sentence
     assert "90.0 % of the cells" in sentence and "guesses: 40.0 %" in sentence and "6 of 10 rows right in every cell" in sentence
-    (hidden,) = (sentence for sentence in run.verdict if sentence.startswith("Who knows"))
+    (hidden,) = (sentence for sentence in run.verdict if sentence.startswith("An attacker who knows everything else"))
     assert "78% of the values of smoker in 32 rows" in hidden and "+28 percentage points" in hidden and "sex" not in hidden
     chance = concluded(table(rows=(built.rows(row(cells=45, whole=6, sure=1)),)))
     assert "6 of 10 rows right in every cell" in chance.concluded.sentence and "1 hardly by chance" in chance.concluded.sentence
