@@ -291,7 +291,7 @@ class Server:
     def _late(self, instruction: Instruction, sent: Mapping[str, Tensor]) -> dict[int, Messages]:
         """Have clients train whose answers come after the deadline; client -> its messages, if they are what was asked for.
 
-        They cross, and whoever listens has them. The server does not read them, as in a deployment, and the clients go on from
+        They are sent, so an eavesdropper has them. The server does not read them, as in a deployment, and the clients go on from
         their last local update that was merged.
         """
         crossed, arrivals = {}, Arrivals(self.agreement, instruction.round, instruction.clients, sent, self.samples)

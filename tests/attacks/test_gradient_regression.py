@@ -282,3 +282,12 @@ def test_what_it_cannot_read_is_refused() -> None:
         of(each(message, lambda tensor: tensor * torch.nan))
     with pytest.raises(Inapplicable, match="class 2"):
         gradient_regression([message], CANDIDATES, samples(2, 5), [net().state_dict()])
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_samples_without_a_finite_gradient_are_refused(broken: int) -> None:
+    """Also where only the candidates, or only the attacker's own samples, have one."""
+    parts = [replace(part, inputs={"": part.inputs[""].clone()}) for part in (CANDIDATES, PUBLIC)]
+    parts[broken].inputs[""][0, 0] = float("nan")
+    with pytest.raises(Inapplicable, match="not finite"):
+        gradient_regression([trained(net(), chosen(MEMBERS))], *parts, [net().state_dict()])

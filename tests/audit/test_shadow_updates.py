@@ -128,13 +128,18 @@ def test_the_data_of_one_group_are_in_memory(
     assert len(asked) == 8
 
 
-def test_shadows_train_in_groups_larger_than_those_of_the_run(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("free", "size"), [(1e12, shadow_updates.TOGETHER), (0.0, TOGETHER["group_size"])])
+def test_shadows_train_in_groups_as_large_as_memory_allows(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, free: float, size: int
+) -> None:
+    """At least as large as those of the run."""
+    monkeypatch.setattr(shadow_updates, "free_memory", lambda: free)
     found, groups, run = evidence(runs["fedavg"], TOGETHER), list[int](), BatchedModels.run
     monkeypatch.setattr(
         BatchedModels, "run", lambda models, functions: (groups.append(len(functions)), run(models, functions))[1]
     )
-    assert len(list(updates_of(found).run(found.federation.data.train, range(2 * shadow_updates.TOGETHER)))) == sum(groups)
-    assert groups == 2 * [shadow_updates.TOGETHER]
+    assert len(list(updates_of(found).run(found.federation.data.train, range(2 * size)))) == sum(groups)
+    assert groups == 2 * [size]
 
 
 @pytest.mark.parametrize("executor", [TOGETHER, ALONE])

@@ -146,7 +146,8 @@ def columns(
     parts = candidates, public
     whole = clip is None and all(chosen is None for chosen in entries.values())
     outer = [_outer_products(net, path[0], names, part) if whole else {} for part in parts]
-    rest = [name for name in names if name not in outer[0]]
+    factored = outer[0].keys() & outer[1].keys()
+    rest = [name for name in names if name not in factored]
     dense = [_gradients(net, path[0], rest, entries, part, clip) if rest else {} for part in parts]
     points = [(point, public) for point in path[1:]] + [(point, certain) for point in path if certain is not None]
     later = [
@@ -157,7 +158,7 @@ def columns(
     mixed = _mixed(torch.searchsorted(classes, torch.cat([candidates.classes, public.classes])), len(public), len(later))
     for name in names:
         further = [_at(gradient.pop(name), entries[name])[None] for gradient in later]
-        if name in outer[0]:
+        if name in factored:
             left, right = (torch.cat(vectors).double() for vectors in zip(*(of.pop(name) for of in outer), strict=True))
             gradients: Dense | Outer = Outer(
                 left, right, torch.cat([left.new_zeros(0, left.shape[1] * right.shape[1]), *further])
@@ -217,7 +218,8 @@ def _outer_products(
     for (layer, name), total in zip(tensors, gradients, strict=False):
         inputs = once[layer][0] if name.endswith(".weight") else left[layer].new_ones(len(samples), 1)
         here = (left[layer].T @ inputs).view_as(total)
-        if torch.allclose(here, total, rtol=1e-3, atol=1e-4 * float(total.abs().max())):
+        scale = float(total.abs().max())
+        if math.isfinite(scale) and torch.allclose(here, total, rtol=1e-3, atol=1e-4 * scale):
             products[name] = left[layer], inputs
     return products
 

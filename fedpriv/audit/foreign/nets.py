@@ -26,7 +26,7 @@ def net_of(recorded: Recorded, given: GivenNet, encoder: Encoder | None) -> nn.M
 
     Args:
         given: by the user of the audit; ``None``: the record names it. A program that only the record names is not loaded, as
-            loading it runs code of whoever wrote it.
+            loading it runs its author's code.
         encoder: of texts.
 
     Raises:
