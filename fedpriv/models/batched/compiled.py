@@ -62,7 +62,7 @@ class CompiledNet(Form):
         # Compiled code must not change a tensor that shares its storage with others.
         buffers = {name: ctx.tensors[name].clone() for name in self._buffers if name in ctx.tensors}
         try:
-            result = compiled(replace(ctx, tensors={**ctx.tensors, **buffers}, draw=self._draw), x)
+            result = compiled(replace(ctx, tensors={**ctx.tensors, **buffers}, draw=self._draw, leaves={}), x)
         except torch._dynamo.exc.TorchDynamoException as error:
             reason = " ".join(str(error).strip().splitlines()[:2])
             raise FedprivError(f"torch.compile cannot compile this net here ({reason}); use --compile none") from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,20 @@ class NotStackable(Exception):
 
 
 @dataclass
+class Leaf:
+    """A parameter ``(K, *shape)`` that is a leaf of autograd.
+
+    Attributes:
+        gradient: the place of its gradient, a view of the rows of all gradients.
+        written: whether the backward pass of a layer has written its gradient there; a further one is added.
+    """
+
+    tensor: Tensor
+    gradient: Tensor
+    written: bool = False
+
+
+@dataclass
 class ForwardContext:
     """The context of one forward pass through the stacked net.
 
@@ -33,12 +47,14 @@ class ForwardContext:
         tensors: the K nets' parameters and buffers by name, ``(K, *shape)``; buffers are updated in place.
         training: the roles in training mode.
         draw: (tensor of one client, probability of a zero) -> 0/1 masks ``(K, *shape)``, from each client's own generator.
+        leaves: parameters whose gradients layers may write themselves, by name; autograd then has none of them.
     """
 
     clients: int
     tensors: Mapping[str, Tensor]
     training: frozenset[str]
     draw: Callable[[Tensor, float], Tensor]
+    leaves: Mapping[str, Leaf] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,30 +108,60 @@ def with_bias(layer: Layer, ctx: ForwardContext, y: Tensor) -> Tensor:
 
 def _linear(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
     weight, bias = layer.tensor(ctx, "weight"), layer.tensor(ctx, "bias")
-    assert weight is not None
-    y: Tensor = _MatrixProducts.apply(x, weight)
-    return y if bias is None else y + bias[:, None]
+    leaves = ctx.leaves.get(f"{layer.name}.weight"), ctx.leaves.get(f"{layer.name}.bias")
+    if bias is not None and torch.is_autocast_enabled(x.device.type):  # the products are in half precision, the bias is not
+        product: Tensor = _Linear.apply(x, weight, None, *leaves)
+        return product + bias[:, None]
+    y: Tensor = _Linear.apply(x, weight, bias, *leaves)
+    return y
 
 
-class _MatrixProducts(torch.autograd.Function):
-    """``x @ weight^T`` of each client: ``(K, B, in)`` and ``(K, out, in)`` -> ``(K, B, out)``.
+class _Linear(torch.autograd.Function):
+    """``x @ weight^T + bias`` of each client: ``(K, B, in)``, ``(K, out, in)`` and ``(K, out)`` -> ``(K, B, out)``.
 
     Unlike torch's own gradient of the weight, this one is not transposed in memory, where copying it takes as long as computing
-    it.
+    it. The gradients of leaves are computed where they belong, which saves a pass through memory.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        weight_leaf: Leaf | None,
+        bias_leaf: Leaf | None,
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return torch.bmm(x, weight.transpose(1, 2))
+        ctx.leaves = weight_leaf, bias_leaf
+        y = torch.bmm(x, weight.transpose(1, 2))
+        return y if bias is None else y.add_(bias[:, None])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
         if x.dtype != gradient.dtype or weight.dtype != gradient.dtype:  # autocast: the product was computed in half precision
             x, weight = x.to(gradient), weight.to(gradient)
-        gradient_of_x = torch.bmm(gradient, weight) if ctx.needs_input_grad[0] else None
-        return gradient_of_x, torch.bmm(gradient.transpose(1, 2), x) if ctx.needs_input_grad[1] else None
+        of_x = torch.bmm(gradient, weight) if ctx.needs_input_grad[0] else None
+        of_weight, of_bias = None, None
+        leaf, bias_leaf = ctx.leaves
+        if ctx.needs_input_grad[1]:
+            if leaf is None or leaf.gradient.dtype != gradient.dtype:
+                of_weight = torch.bmm(gradient.transpose(1, 2), x)
+            elif leaf.written:
+                leaf.gradient.baddbmm_(gradient.transpose(1, 2), x)
+            else:
+                torch.bmm(gradient.transpose(1, 2), x, out=leaf.gradient)
+                leaf.written = True
+        if ctx.needs_input_grad[2]:
+            if bias_leaf is None:
+                of_bias = gradient.sum(1)
+            elif bias_leaf.written:
+                bias_leaf.gradient.add_(gradient.sum(1))
+            else:
+                torch.sum(gradient, 1, out=bias_leaf.gradient)
+                bias_leaf.written = True
+        return of_x, of_weight, of_bias, None, None
 
 
 def _batch_norm(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedpriv.models.batched.layers import ForwardContext, to_stack
+from fedpriv.models.batched.layers import ForwardContext, Leaf, to_stack
 from fedpriv.models.batched.stacked import Form
 from fedpriv.models.net import Outputs
 from fedpriv.parameters import ParameterSpace
@@ -58,17 +58,17 @@ class BatchedModels:
         return self.scheduler.run(functions)  # type: ignore[return-value]
 
     def tensors(self, clients: slice, differentiated: Roles) -> tuple[dict[str, Tensor], Leaves]:
-        """Tensors ``(k, *shape)`` of k consecutive clients by name, and the leaves of autograd with their gradients' places."""
+        """Tensors ``(k, *shape)`` of k consecutive clients by name, and those of them that are leaves of autograd."""
         key = (clients.start, clients.stop, differentiated)
         if key not in self._tensors:
             rows, grads = self.rows[clients], self.grads[clients]
-            tensors, leaves = {}, []
+            tensors, leaves = {}, Leaves()
             for entry in self.space.entries:
                 span, shape = slice(entry.start, entry.stop), (len(rows), *entry.shape)
                 # `data` hides changes from autograd: a step of one client must not invalidate the backward pass of another.
                 tensors[entry.name] = tensor = rows[:, span].view(shape).data
                 if entry.kind != "buffer" and entry.role in differentiated:
-                    leaves.append((tensor.requires_grad_(True), grads[:, span].view(shape)))
+                    leaves[entry.name] = Leaf(tensor.requires_grad_(True), grads[:, span].view(shape))
             self._tensors[key] = tensors, leaves
         return self._tensors[key]
 
@@ -88,8 +88,13 @@ class BatchedModels:
         mode: tuple[Roles, Roles],
         half: bool,
         requests: Sequence[Request],
+        write: bool = False,
     ) -> tuple[Outputs, Leaves]:
-        """As :meth:`forward`, on the inputs of the clients from ``number`` on."""
+        """As :meth:`forward`, on the inputs of the clients from ``number`` on.
+
+        Args:
+            write: whether layers may write the gradients of leaves themselves; then one backward pass goes through all passes.
+        """
         sizes = [x.shape[0] for x in inputs]
         longest = max(sizes)
         training, differentiated = mode
@@ -110,7 +115,7 @@ class BatchedModels:
             return torch.stack(masks)
 
         tensors, leaves = self.tensors(clients, differentiated)
-        ctx = ForwardContext(len(inputs), tensors, training, dropout_mask)
+        ctx = ForwardContext(len(inputs), tensors, training, dropout_mask, leaves if write else {})
         with torch.autocast(self.rows.device.type, torch.bfloat16) if half else nullcontext():
             x = to_stack(inputs, longest)
             if section != "rest":
@@ -130,9 +135,12 @@ class BatchedModels:
         clients = slice(first.client.number, first.client.number + len(passes))
         buffers = [(span, self.rows[clients, span].clone()) for span in self._buffers]
         rng_states, count_before = [request.rng_state for request in requests], replace(self.sample_count)
+        _, leaves = self.tensors(clients, first.mode[1])
+        for leaf in leaves.values():
+            leaf.written = False
         views = []
         for inputs in zip(*[batch.views for batch in batches], strict=True):
-            outputs, leaves = self._forward(first.client.number, inputs, section, first.mode, first.half, requests)
+            outputs, _ = self._forward(first.client.number, inputs, section, first.mode, first.half, requests, write=True)
             views.append(outputs)
         try:
             losses = loss(batches, views, ready)
@@ -144,10 +152,10 @@ class BatchedModels:
             self.sample_count.take()
             self.sample_count.add(count_before)
             raise
-        gradients = torch.autograd.grad(losses.sum(), [leaf for leaf, _ in leaves], allow_unused=True)
-        for (_, place), gradient in zip(leaves, gradients, strict=True):
-            if gradient is None:
-                place.zero_()
-            else:
-                place.copy_(gradient)
+        gradients = torch.autograd.grad(losses.sum(), [leaf.tensor for leaf in leaves.values()], allow_unused=True)
+        for leaf, gradient in zip(leaves.values(), gradients, strict=True):
+            if not leaf.written:
+                leaf.gradient.zero_() if gradient is None else leaf.gradient.copy_(gradient)
+            elif gradient is not None:
+                leaf.gradient.add_(gradient)
         return losses.detach()

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedpriv.client.learner import LocalBatch
 from fedpriv.client.sgd import SGD, step_together
 from fedpriv.interfaces import Loss
+from fedpriv.models.batched.layers import Leaf
 from fedpriv.models.net import Outputs
 from fedpriv.simulation.vectorized.batched_loss import BatchedLoss, NotBatchable
 from fedpriv.simulation.vectorized.scheduler import Request
@@ -26,8 +27,8 @@ MAX_PADDING = 0.15
 Kind = tuple[object, ...]
 """Requests of equal kind can be served as one."""
 Roles = frozenset[str]
-Leaves = list[tuple[Tensor, Tensor]]
-"""Leaf tensors of autograd, each with the view of the rows' gradients that its gradient is written into."""
+Leaves = dict[str, Leaf]
+"""The leaves of autograd, by name."""
 Section = Literal["encoder", "rest", "net"]
 """The section of the net that a pass computes."""
 
@@ -127,17 +128,17 @@ def backward(requests: Sequence[Request]) -> list[None]:
         backward.client.open_passes.clear()
         if not backward.add:
             backward.client.grad.zero_()
-    leaves = {id(leaf): (leaf, place) for shared in forwards.values() for leaf, place in shared.leaves}
+    leaves = list({id(leaf): leaf for shared in forwards.values() for leaf in shared.leaves.values()}.values())
     with torch.enable_grad():
         gradients = torch.autograd.grad(
             [backward.value for backward in passes],
-            [leaf for leaf, _ in leaves.values()],
+            [leaf.tensor for leaf in leaves],
             retain_graph=any(shared.pending for shared in forwards.values()),  # other clients have yet to run backward
             allow_unused=True,
         )
-    for (_, place), gradient in zip(leaves.values(), gradients, strict=True):
+    for leaf, gradient in zip(leaves, gradients, strict=True):
         if gradient is not None:
-            place.add_(gradient)
+            leaf.gradient.add_(gradient)
     return [None] * len(requests)
 
 
