@@ -24,7 +24,7 @@ from fedpriv.audit.results.audit import Audit
 from fedpriv.audit.run_audit import Audited, AuditOptions, audit_record
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UsageError
-from fedpriv.seeding import with_threads
+from fedpriv.seeding import one_thread
 from fedpriv.wire import Payload, Sealed, seal
 from fedpriv.wire.coding import is_model
 
@@ -120,7 +120,7 @@ def audit_update(
         schedule=schedule if is_change else None, mean=mean, std=std, public=public or (None, None),
         transforms=build_transforms(transforms), encoding=encoding,
     )  # fmt: skip
-    with with_threads(1):  # as in fedpriv attack
+    with one_thread():  # as in fedpriv attack
         run, pictures = audit_record(record, record.facts(), AuditOptions(seed=seed, budget=budget), say or (lambda text: None))
     change, command = changes(run, [])
     run = replace(run, answer=replace(run.concluded, change=change, command=command))

@@ -11,8 +11,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedpriv.audit import report
 from fedpriv.audit.answer import NOT_KNOWN
 from fedpriv.audit.conditions import conditions, first_met
@@ -24,7 +22,7 @@ from fedpriv.audit.results.stored import read_audit, to_json
 from fedpriv.audit.run_audit import Audited, AuditOptions
 from fedpriv.files import Damaged, check_place
 from fedpriv.recorder.reader import is_record
-from fedpriv.seeding import default_torch
+from fedpriv.seeding import default_torch, one_thread
 from fedpriv.tracking import ForeignStore, TrackingError, find_run, sync
 from fedpriv.untrusted.names import printable
 from fedpriv.untrusted.notes import note
@@ -184,8 +182,7 @@ def audit_folders(
         check_place(place, "--output names another folder")
     for folder in folders:
         check_place(folder / "audit", "the folder of a run gets the report on it")
-    with default_torch():
-        torch.set_num_threads(1)
+    with default_torch(), one_thread():
         result = Report(report.audit(folders, options, command, workers, say, model))
     written = list(places)
     for place in places:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from numbers import Integral
@@ -22,7 +22,7 @@ from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.judge import images, rows, texts
 from fedpriv.audit.judge.sums import compared
 from fedpriv.audit.membership.label_leaks import infer_labels, label_findings, shadow_labels
-from fedpriv.audit.membership.rounds import InRounds, in_rounds
+from fedpriv.audit.membership.rounds import in_rounds
 from fedpriv.audit.progress import END, BudgetSpent, Progress, Say, check_budget, keep_moments, last_moments
 from fedpriv.audit.record.base import Record
 from fedpriv.audit.record.run import RunRecord
@@ -172,13 +172,14 @@ def _concluded(run: AuditedRun, findings: _Findings, progress: Progress) -> Audi
 
 
 def _attacked(run: AuditedRun, record: Record, options: AuditOptions, progress: Progress, workers: int) -> _Findings:
-    """The findings of all attacks. Two processes share them: samples behind the messages, and classes and members."""
+    """The findings of all attacks. Processes share them: samples behind the messages, members, and what else a client holds."""
     parts = [
         partial(_of_samples, run, record, options, progress, workers),
-        partial(_finished_of_clients, run, record, options, progress),
+        partial(_finished, "members", _of_members, run, record, options, progress),
+        partial(_finished, "clients", _of_clients, run, record, options, progress),
     ]
-    samples, clients = forked(parts, workers)
-    # A field that `_of_samples` fills must be named here, or it is lost: all others are those of `_of_clients`.
+    samples, members, clients = forked(parts, workers)
+    # A field that `_of_samples` or `_of_members` fills must be named here, or it is lost; all others are those of `_of_clients`.
     whole = replace(
         clients.run,
         images=samples.run.images,
@@ -190,14 +191,17 @@ def _attacked(run: AuditedRun, record: Record, options: AuditOptions, progress: 
             *texts.known_members(samples.run.texts),
             *rows.known_members(samples.run.rows),
         ),
-        not_run={**record.not_run(), **samples.run.not_run, **clients.run.not_run},
+        membership=members.run.membership,
+        membership_controls=members.run.membership_controls,
+        membership_limit=members.run.membership_limit,
+        not_run={**record.not_run(), **samples.run.not_run, **clients.run.not_run, **members.run.not_run},
     )
     return _Findings(
         whole,
         {**samples.pictures, **clients.pictures},
-        {**samples.times, **clients.times},
-        {**samples.moments, **clients.moments},
-        clients.bounds,
+        {**samples.times, **members.times, **clients.times},
+        {**samples.moments, **members.moments, **clients.moments},
+        members.bounds,
     )
 
 
@@ -228,18 +232,46 @@ def _of_samples(run: AuditedRun, record: Record, options: AuditOptions, progress
     return _Findings(run, pictures, progress.times, progress.moments)
 
 
-def _finished_of_clients(run: AuditedRun, record: Record, options: AuditOptions, progress: Progress) -> _Findings:
-    """:func:`_of_clients`, or its stored result, if an interrupted audit had finished it."""
+def _finished(
+    part: str,
+    attack: Callable[[AuditedRun, Record, AuditOptions, Progress], _Findings],
+    run: AuditedRun,
+    record: Record,
+    options: AuditOptions,
+    progress: Progress,
+) -> _Findings:
+    """The findings of a part of the audit, or its stored ones, if an interrupted audit had finished it."""
+    progress.begin_part(part)
     if progress.finished is None or options.budget is not None:  # a budget may cut them
-        return _of_clients(run, record, options, progress)
-    facts = ("clients", type(record).__name__, options)
+        return attack(run, record, options, progress)
+    facts = (part, type(record).__name__, options)
     form = TypeAdapter(_Findings)
-    return progress.finished.part(*facts, form=form, compute=lambda: _of_clients(run, record, options, progress))
+    return progress.finished.part(*facts, form=form, compute=lambda: attack(run, record, options, progress))
+
+
+def _of_members(run: AuditedRun, record: Record, options: AuditOptions, progress: Progress) -> _Findings:
+    """Whether given samples are among a client's own."""
+    earlier, members = _earlier(record, options), None
+    if isinstance(record, RunRecord):
+        members = in_rounds(record, earlier, options.membership_shadows, options.seed, progress)
+    elif options.membership_shadows:
+        members = record.members(options, earlier, progress)
+    progress.end_step()
+    if members is None:
+        return _Findings(replace(run, not_run={}), {}, progress.times, progress.moments)
+    run = replace(
+        run,
+        membership=members.outcomes,
+        membership_controls=members.controls,
+        membership_limit=members.limit,
+        not_run={} if members.refused is None else {"membership": members.refused},
+    )
+    return _Findings(run, {}, progress.times, progress.moments, members.epsilon)
 
 
 def _of_clients(run: AuditedRun, record: Record, options: AuditOptions, progress: Progress) -> _Findings:
-    """What a client holds: its classes and, by simulated clients, class centres and whether given samples are among its own."""
-    progress.begin_part("clients")
+    """What else a client holds: its classes, hidden cells of its rows and, by simulated clients, its class centres."""
+    pictures, not_run = dict[str, bytes](), dict[Part, Reason]()
     run = replace(run, statistics=record.statistics())
     if isinstance(record, RunRecord):
         run = replace(run, exposed=exposed(record))
@@ -247,20 +279,14 @@ def _of_clients(run: AuditedRun, record: Record, options: AuditOptions, progress
     messages = [] if record.numbers else record.messages()
     labels = label_findings([infer_labels(record, round, client) for round, client in messages])
     run = replace(run, labels=labels.labels, label_rules=labels.rules, labels_over_rounds=labels.over_rounds)
-    if isinstance(record, RunRecord):
-        return _by_simulation(run, record, options, progress)
-    not_run, bounds = dict[Part, Reason](), None
     run = replace(run, mean_colours=_mean_colours(run, record, not_run))
     if record.cannot_simulate is None:
-        shadows = _shadow_labels(record, options, not_run, progress)
-        run = _with_attributes(replace(run, shadow_labels=shadows), record, options, not_run, progress)
-    run = replace(run, not_run=not_run)
-    if options.membership_shadows:
-        members = record.members(options, _earlier(record, options), progress)
-        if members is not None:
-            run, bounds = _with_members(run, members), members.epsilon
+        run = replace(run, shadow_labels=_shadow_labels(record, options, not_run, progress))
+        if isinstance(record, RunRecord):
+            run = replace(run, centers=tuple(_centers(run, record, not_run, pictures, progress)))
+        run = _with_attributes(run, record, options, not_run, progress)
     progress.end_step()
-    return _Findings(run, {}, progress.times, progress.moments, bounds)
+    return _Findings(replace(run, not_run=not_run), pictures, progress.times, progress.moments)
 
 
 def _earlier(record: Record, options: AuditOptions) -> list[int]:
@@ -280,23 +306,6 @@ def _shadow_labels(record: Record, options: AuditOptions, not_run: dict[Part, Re
     except FedprivError as error:
         not_run["shadow clients"] = Reason("not available", str(error))
     return None
-
-
-def _by_simulation(run: AuditedRun, record: RunRecord, options: AuditOptions, progress: Progress) -> _Findings:
-    """Attacks for which clients of a run are simulated."""
-    pictures, not_run = dict[str, bytes](), dict[Part, Reason]()
-    shadows = _shadow_labels(record, options, not_run, progress)
-    sent = {statistic.what for statistic in run.statistics}
-    colours = _mean_colours(run, record, not_run)
-    if "text" in record.modalities and "centers" in sent:
-        not_run["class centres"] = CENTERS_OF_TEXTS
-    centers = _centers(record, not_run, pictures, progress) if "centers" in sent else []
-    members = in_rounds(record, _earlier(record, options), options.membership_shadows, options.seed, progress)
-    run = _with_attributes(run, record, options, not_run, progress)
-    progress.end_step()
-    run = replace(run, shadow_labels=shadows, mean_colours=colours, centers=tuple(centers), not_run=not_run)
-    run = _with_members(run, members)
-    return _Findings(run, pictures, progress.times, progress.moments, members.epsilon)
 
 
 def _mean_colours(run: AuditedRun, record: Record, not_run: dict[Part, Reason]) -> tuple[MeanColour, ...]:
@@ -322,21 +331,14 @@ def _with_attributes(
     return replace(run, attributes=attributes.outcomes, attribute_controls=distinct(attributes.controls))
 
 
-def _with_members(run: AuditedRun, members: InRounds) -> AuditedRun:
-    """The run with its results of membership inference."""
-    return replace(
-        run,
-        membership=members.outcomes,
-        membership_controls=members.controls,
-        membership_limit=members.limit,
-        not_run={**run.not_run, **({} if members.refused is None else {"membership": members.refused})},
-    )
-
-
 def _centers(
-    record: RunRecord, not_run: dict[Part, Reason], pictures: dict[str, bytes], progress: Progress
+    run: AuditedRun, record: RunRecord, not_run: dict[Part, Reason], pictures: dict[str, bytes], progress: Progress
 ) -> list[CenterOutcome]:
     """Images from the class centres of the first and of the last kept round; ``pictures`` gets some of each."""
+    if "centers" not in {statistic.what for statistic in run.statistics}:
+        return []
+    if "text" in record.modalities:
+        not_run["class centres"] = CENTERS_OF_TEXTS
     outcomes, rounds = list[CenterOutcome](), record.rounds()
     for round in dict.fromkeys((rounds[0], rounds[-1]) if record.modalities == ("image",) else ()):
         client = record.clients(round)[0]

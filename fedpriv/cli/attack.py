@@ -94,7 +94,7 @@ def attack(name: str, assignments: tuple[str, ...], threat: str, **chosen: Any) 
     loading()
     from fedpriv.attacks.attack import ATTACKS, image_attacks, row_attacks, text_attacks
     from fedpriv.config import parse_assignment
-    from fedpriv.seeding import with_threads
+    from fedpriv.seeding import one_thread
 
     options = dict(map(parse_assignment, assignments))
     label = None if name == MASKS else options.pop(LABEL, None)
@@ -116,7 +116,7 @@ def attack(name: str, assignments: tuple[str, ...], threat: str, **chosen: Any) 
     from fedpriv.cli.attack_text import attack_text
 
     mount = {"images": attack_images, "texts": attack_text, "rows": attack_rows}[kind]
-    with with_threads(1):  # as an audit; more wait for each other beside other work, at many times the CPU time
+    with one_thread():  # as an audit; more wait for each other beside other work, at many times the CPU time
         return mount(request)
 
 

@@ -28,7 +28,7 @@ from fedpriv.data.dataset import Dataset
 from fedpriv.data.subsets import in_proportion
 from fedpriv.errors import UsageError
 from fedpriv.samples import laid_out
-from fedpriv.seeding import generator, global_rng
+from fedpriv.seeding import generator, global_rng, one_thread
 
 FRACTIONS = (1.0, 0.1, 0.01)
 """Shares of the training labels that the classifier uses (L-DAWA, tables 2 and 3)."""
@@ -154,6 +154,7 @@ def probe(
     return [Probed(fraction, len(index), accuracy, *others) for fraction, index, accuracy, *others in results]
 
 
+@one_thread()
 def fit_logistic(x: Tensor, labels: Tensor, unseen: Tensor, true: Tensor) -> float:
     """Accuracy on ``unseen`` features of a logistic regression (L2, C = 1) that is fitted to standardised features ``(n, d)``."""
     from sklearn.linear_model import LogisticRegression

@@ -29,7 +29,7 @@ from fedpriv.frontier.plan import Plan
 from fedpriv.frontier.result import Confirmation, DefenceSearch, Frontier
 from fedpriv.frontier.search import Replayed, Search, measured, search
 from fedpriv.frontier.show import markdown
-from fedpriv.seeding import with_threads
+from fedpriv.seeding import one_thread
 from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking import parent_run, sync
 
@@ -53,7 +53,7 @@ def frontier(plan: Plan, folder: Path, say: Say) -> Frontier:
     check_place(folder, "--output names another folder")
     folder.mkdir(parents=True, exist_ok=True)
     # One thread, as in every audit: findings could depend on their number.
-    with with_threads(1), parent_run(folder, points[0].config.tracking, f"frontier {folder.absolute().name}") as parent:
+    with one_thread(), parent_run(folder, points[0].config.tracking, f"frontier {folder.absolute().name}") as parent:
         trials = _Trials(plan, folder, say)
         trials.play(points, plan.seed)
         searches = trials.searches()

@@ -21,7 +21,7 @@ from fedpriv.audit.progress import BudgetSpent, Progress
 from fedpriv.audit.record.base import Record
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results.audit import Part
-from fedpriv.audit.run_audit import AuditOptions, _finished_of_clients, _shadow_labels
+from fedpriv.audit.run_audit import AuditOptions, _finished, _of_clients, _of_members, _shadow_labels
 from fedpriv.client.client import Client
 from fedpriv.errors import FedprivError
 from tests.audit import built
@@ -124,11 +124,10 @@ def test_what_does_not_apply_is_not_said_to_be_cut(kept: RunRecord) -> None:
     """FedAvg sends no class centres, a sum is of no single client, and pairs may lack images."""
     spent = FewBegin(-1)
     bare = built.run(statistics=(), labels=(), label_rules=())
-    clients = _finished_of_clients(bare, kept, AuditOptions(messages=1, budget=60.0), spent).run
-    assert "class centres" not in clients.not_run
-    assert {part: reason.kind for part, reason in clients.not_run.items()} == {
-        "shadow clients": "budget spent", "membership": "budget spent"
-    }  # fmt: skip
+    options = AuditOptions(messages=1, budget=60.0)
+    for name, part, asked in ("clients", _of_clients, "shadow clients"), ("members", _of_members, "membership"):
+        cut = _finished(name, part, bare, kept, options, spent).run.not_run
+        assert {of: reason.kind for of, reason in cut.items()} == {asked: "budget spent"}
 
     not_run = dict[Part, Reason]()
     summed = cast("Record", SimpleNamespace(summed=True, numbers=False, rounds=lambda: [1]))

@@ -43,21 +43,6 @@ def mounting() -> Iterator[None]:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Run a block in which torch uses one thread.
-
-    Nets as small as those of controls gain nothing from more. On busy cores, threads wait for each other at every operation: an
-    evaluation of the reference victim on two busy cores took 7 ms of CPU time with one thread, and 490 ms with two.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
 def differentiating_twice() -> Iterator[None]:
     """Run a block that tests whether the net has a second derivative.
 

@@ -121,8 +121,7 @@ def interval(value: float, n: int, m: int, confidence: float) -> Area:
 
 def can_tell(members: int, others: int, confidence: float = 0.95) -> bool:
     """Whether an attack that separates so many members and others completely would have an interval above 0.5."""
-    scores = np.repeat([1.0, 0.0], [members, others])
-    return area(scores, scores > 0, confidence).low > 0.5
+    return interval(1.0, members, others, confidence).low > 0.5
 
 
 def _point(scores: Array, members: Mask, rate: float) -> Point | None:
