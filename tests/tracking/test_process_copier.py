@@ -14,6 +14,7 @@ from fake_runs import append, line, make_run, set_status
 
 from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking import ProcessCopier, ServerAway, ThreadCopier, copier_of, default_uri, sync, tracker_of
+from fedpriv.tracking.copiers import NICENESS
 from fedpriv.tracking.to_mlflow import MlflowTracker
 
 
@@ -45,13 +46,15 @@ def test_the_process_continues_after_the_run(runs_dir: Path) -> None:
     assert sync(folder).points == 0
 
 
-def test_a_killed_run_is_marked_as_killed(runs_dir: Path) -> None:
+def test_it_gives_way_to_the_run_and_a_killed_run_is_marked_as_killed(runs_dir: Path) -> None:
     folder = make_run(runs_dir, rounds=1, status="running")
     copying = process_copier(folder, default_uri(runs_dir), [])
     with RunFolder(folder).alone():
         copying.notify()
         wait_until(lambda: (folder / "tracking.json").exists() and '"last_round": 1' in (folder / "tracking.json").read_text())
         assert copying._process is not None and copying._process.stdin is not None
+        niceness = [os.getpriority(os.PRIO_PROCESS, process) for process in (0, copying._process.pid)]
+        assert niceness[1] == min(19, niceness[0] + NICENESS)
         copying._process.stdin.close()  # as the system does for a process that ends, before it frees its lock
     wait_until(copying._ended.is_set)
     assert '"KILLED"' in (folder / "tracking.json").read_text()
