@@ -29,7 +29,7 @@ FEDPRIV = "from fedpriv.cli import main; main()"
 def run(*words: str, controls: Path) -> tuple[float, float]:
     """Wall seconds and CPU seconds of a command."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "FEDPRIV_CONTROLS": str(controls), "MLFLOW_TRACKING_URI": "none"}
+    environment = os.environ | {"FEDPRIV_CONTROLS": str(controls), "MLFLOW_TRACKING_URI": "none"}
     environment |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(controls.with_name("compiled"))}
     done = subprocess.run(
         [sys.executable, "-c", FEDPRIV, *words], capture_output=True, text=True, env=environment, encoding="utf-8"

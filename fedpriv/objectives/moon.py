@@ -5,6 +5,7 @@ L = CE - mu log( exp(s+ / tau) / (exp(s+ / tau) + exp(s- / tau)) )        s+ = c
 
 from __future__ import annotations
 
+import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,10 +15,14 @@ from fedpriv.objectives import Objective, register
 from fedpriv.objectives.cross_entropy import label_loss
 
 _RECEIVED, _PREVIOUS = "moon.received", "moon.previous"
+_SHORTEST = 1e-8
+"""The norm that shorter vectors count as, as in ``F.cosine_similarity``."""
 
 
 def model_contrast(z: Tensor, received: Tensor, previous: Tensor, tau: float) -> Tensor:
     """The contrastive term of each sample ``(B,)``, ``softplus((s- - s+) / tau)``; ln 2 if both similarities are equal.
+
+    The difference of the cosines is one product with the difference of the constant directions, in half the operations.
 
     Args:
         z: representations by the model in training ``(B, k)``, with gradient.
@@ -25,9 +30,9 @@ def model_contrast(z: Tensor, received: Tensor, previous: Tensor, tau: float) ->
         previous: by the client's last model ``(B, k)``; constant.
         tau: temperature.
     """
-    positive = F.cosine_similarity(z, received.detach(), dim=-1)
-    negative = F.cosine_similarity(z, previous.detach(), dim=-1)
-    return F.softplus((negative - positive) / tau)
+    toward, away = (F.normalize(constant.detach(), dim=-1, eps=_SHORTEST) for constant in (received, previous))
+    difference = (z * (away - toward)).sum(-1) / torch.linalg.vector_norm(z, dim=-1).clamp(min=_SHORTEST)
+    return F.softplus(difference / tau)
 
 
 @params
