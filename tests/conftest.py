@@ -57,6 +57,16 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """By how much the counts of ``tests/counts`` differ from the committed table; of counts that are as before, nothing."""
+    from tests.counts.measure import lines
+
+    reports = (report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind) if report.when == "call")
+    counted = [value for report in reports for name, value in report.user_properties if name == "counts"]
+    for line in (line for counts in counted for line in lines(counts) if "as before" not in line):
+        terminalreporter.write_line(line)
+
+
 @pytest.fixture
 def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment without proxies, which the test may change."""
