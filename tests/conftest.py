@@ -19,6 +19,7 @@ from fedpriv.plots.confusion import draw_confusion
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.storage.run_folder import RunFolder
+from fedpriv.tracking.store import create_store
 
 EXTRAS = {
     "deploy": "flwr",
@@ -87,6 +88,15 @@ def no_waiting() -> Iterator[None]:
         patch.setattr("fedpriv.storage.provenance.git_commit", lambda: "0" * 40)
         patch.setattr("fedpriv.tracking.to_mlflow.MlflowTracker.own_process", False)  # one import of MLflow serves all tests
         yield
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An SQLite store with MLflow's schema and nothing in it, which takes seconds to make: one for all workers of a session."""
+    folder = tmp_path_factory.getbasetemp()
+    path = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "mlflow.db"
+    create_store(path)  # one makes it, the others wait
+    return path
 
 
 OF_A_RUN = {
