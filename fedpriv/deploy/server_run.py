@@ -27,7 +27,7 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged, load_json, save_json
 from fedpriv.server.rounds import Server
 from fedpriv.server.statistics import Gathered
-from fedpriv.simulation.results import write_results
+from fedpriv.simulation.finished.results import write_results
 from fedpriv.simulation.run import OnRound, Warn, note_beginning, run_server, save_given
 from fedpriv.storage.run_folder import RunFolder
 

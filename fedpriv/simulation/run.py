@@ -26,11 +26,11 @@ from fedpriv.scores.custom import CustomScores, check_custom
 from fedpriv.scores.tasks import Classes
 from fedpriv.server.rounds import Server
 from fedpriv.simulation.executors.build import check_reachable
-from fedpriv.simulation.final_model import export_model
+from fedpriv.simulation.finished.final_model import export_model
+from fedpriv.simulation.finished.results import Chance, write_results
 from fedpriv.simulation.inputs.described import preprocessing_of
 from fedpriv.simulation.profile import Profile
 from fedpriv.simulation.reopening import damaged_partition, hashes, reopened
-from fedpriv.simulation.results import Chance, write_results
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.spans import END, UNTIMED, Spans

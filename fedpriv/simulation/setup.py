@@ -39,7 +39,7 @@ from fedpriv.seeding import generator, with_threads
 from fedpriv.server.best import check_patience
 from fedpriv.server.sampling import participants, read_schedule
 from fedpriv.server.statistics import Gathered
-from fedpriv.simulation.executor_choice import ExecutorChoice, choose
+from fedpriv.simulation.choice.executor import ExecutorChoice, choose
 from fedpriv.simulation.inputs.from_dataset import prepare
 from fedpriv.simulation.inputs.prepared import Prepared
 from fedpriv.simulation.inputs.statistics import measured, note_on_statistics
