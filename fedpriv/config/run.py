@@ -1,7 +1,7 @@
 """The one config of a run: typed, validated, and written to YAML.
 
 A run is a function of this object. ``None`` in a field means "what the data set or the method suggests";
-:func:`fedpriv.simulation.setup.load` fills those in, and it is the filled-in config that a run stores.
+:func:`fedpriv.simulation.inputs.loading.load` fills those in, and it is the filled-in config that a run stores.
 """
 
 from __future__ import annotations

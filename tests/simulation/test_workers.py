@@ -24,6 +24,7 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.processes import TRACKING_THREAD
 from fedpriv.simulation import run
 from fedpriv.simulation.choice import workers as choice_of_workers
+from fedpriv.simulation.choice.costs import PRODUCT_SECONDS, STEP_SECONDS, least_seconds
 from fedpriv.simulation.choice.workers import may_hold_locks
 from fedpriv.simulation.executors import build as executors
 from fedpriv.simulation.executors.forked import ForkedWorkers
@@ -271,15 +272,13 @@ def test_the_estimate_grows_with_the_work() -> None:
     def seconds(model: str, **overrides: Any) -> float:
         federation = build(load_config(None, {**SMALL, "method.name": "fedavg", "model.name": model, **overrides}))
         samples = federation.places.train(0).inputs
-        return executor_choice.least_seconds(
-            federation.config, federation.resident.net, samples, [100, 50], federation.method.phases(round=1)
-        )
+        return least_seconds(federation.config, federation.resident.net, samples, [100, 50], federation.method.phases(round=1))
 
     short = seconds("mlp")
     net = build(load_config(None, {**SMALL, "method.name": "fedavg"})).resident.net
     weights = sum(parameter.numel() for name, parameter in net.named_parameters() if name.endswith("weight"))
     steps, samples = 3 * (10 + 5), 3 * (100 + 50)  # three rounds of two clients
-    assert short == pytest.approx(steps * executor_choice.STEP_SECONDS + samples * weights * executor_choice.PRODUCT_SECONDS)
+    assert short == pytest.approx(steps * STEP_SECONDS + samples * weights * PRODUCT_SECONDS)
     assert seconds("mlp", **{"train.rounds": 6}) == pytest.approx(2 * short)
     assert seconds("resnet9_narrow") > 2 * short, "a convolution multiplies each weight many times"
 
