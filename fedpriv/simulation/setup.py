@@ -87,15 +87,6 @@ class Federation:
         return CorruptClient(corruption, number, self.agreement, own, store, self.augment)
 
 
-def _disjoint_labels(dataset: Dataset) -> str:
-    """A phrase for the error, if test and training labels have no class in common; test samples go to clients by their class."""
-    trained, tested = (set(labels.tolist()) for labels in dataset.strata)
-    if not tested or trained & tested:
-        return ""
-    in_training, in_test = (", ".join(dataset.classes[label] for label in sorted(labels)[:10]) for labels in (trained, tested))
-    return f": its labels ({in_test}) are none of those of the training data ({in_training})"
-
-
 def build(config: RunConfig, begun: bool = False) -> Federation:
     """Build the federation of a config: load and partition the data, and initialise the model.
 
@@ -107,51 +98,55 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
     """
     load_plugins(config.plugins, of="the config")
     loaded = load(config)
-    config, data, prepared = loaded.config, loaded.data, loaded.prepared
+    config, dataset, data, prepared = loaded.config, loaded.dataset, loaded.data, loaded.prepared
     if not any(len(data.indices(config.eval.split, client)) for client in range(config.data.clients)):
-        hint = "; set data.validation_fraction" if config.eval.split == "validation" else _disjoint_labels(loaded.dataset)
+        hint = "; set data.validation_fraction" if config.eval.split == "validation" else _disjoint_labels(dataset)
         raise UsageError(f"no client holds {config.eval.split} data to be scored on{hint}")
     pooled = _pooled(loaded) if find_method(config.method.name).pools else None
     places = pooled or data
-    sizes, classes, target = list(places.sizes.values()), len(loaded.dataset.classes), loaded.dataset.target
-    counts = None
-    if target is None:
-        counts = tuple(data.partition.counts(loaded.dataset.train_labels.numpy(), classes).sum(0).tolist())
-    declared = Declared(
-        classes, places.nonempty, sum(sizes) / len(sizes), max(sizes), lacking_modalities(config), counts, target=target
-    )
-    if loaded.statistics is not None:
-        declared = replace(declared, statistics_noise=loaded.statistics.noise)
+    declared = _declared(loaded, places)
     agreement, net = settle(config, prepared.build, declared, places.sizes, places.partition, loaded.device, begun)
-    resident = Resident(net, agreement.space, loaded.device)
-    if uses_labels := agreement.method.objective.labels:
-        loaded.dataset.check_classes()
-    if config.eval.probe != "none":
-        check_probe(config, agreement.method)
-    check_patience(config, agreement.method)
-    if config.eval.before_merge:
-        _check_before_merge(config, agreement.method)
-    if config.data.corrupt_clients and not agreement.method.shared_names:
-        raise UsageError(f"data.corrupt_clients: method {config.method.name} merges nothing that they could spoil")
-    if pooled is not None and (config.train.dropout or config.train.late):
-        raise UsageError(f"train.dropout, train.late: method {config.method.name} trains in one place, and no client can fail")
-    if config.eval.fresh_head and pooled is not None:
-        raise UsageError(f"eval.fresh_head trains heads at the clients, and with method {config.method.name} none trains")
-    if config.eval.fresh_head and not agreement.method.objective.labels:
-        why = f"objective {agreement.method.objective.name} learns without labels"
-        raise UsageError(f"eval.fresh_head tests clients on their labels, and {why}; eval.probe=linear tests its encoder")
+    method, resident = agreement.method, Resident(net, agreement.space, loaded.device)
+    if method.objective.labels:
+        dataset.check_classes()
+    _check_options(config, method)
     note = None if begun else check_trains(agreement, places.sizes)
     agreement.config = with_metric(agreement.config, declared)
-    imbalance = note_on_imbalance(agreement.config, declared, loaded.dataset.classes) if uses_labels else None
-    further = [agreement.given.note, note, imbalance, note_on_corruption(config)]
-    notes = [*prepared.notes, *agreement.method.notes, *filter(None, further)]
-    prepared = replace(prepared, notes=tuple(notes))
-    dataset = loaded.dataset
-    augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)
+    imbalance = note_on_imbalance(agreement.config, declared, dataset.classes) if method.objective.labels else None
+    further = filter(None, (agreement.given.note, note, imbalance, note_on_corruption(config)))
+    prepared = replace(prepared, notes=(*prepared.notes, *method.notes, *further))
     sizes = [places.size(client) for client in participants(agreement, 1)]
-    choice = choose(config, net, places.train(places.nonempty[0]).inputs, sizes, agreement.method.phases(round=1))
+    choice = choose(config, net, places.train(places.nonempty[0]).inputs, sizes, method.phases(round=1))
     agreement.config = agreement.config.model_copy(update={"executor": choice.config})
-    return Federation(agreement, prepared, dataset, data, resident, augment, choice, statistics=loaded.statistics, pooled=pooled)
+    augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)
+    return Federation(agreement, prepared, dataset, data, resident, augment, choice, loaded.statistics, pooled)
+
+
+def _disjoint_labels(dataset: Dataset) -> str:
+    """A phrase for the error, if test and training labels have no class in common; test samples go to clients by their class."""
+    trained, tested = (set(labels.tolist()) for labels in dataset.strata)
+    if not tested or trained & tested:
+        return ""
+    in_training, in_test = (", ".join(dataset.classes[label] for label in sorted(labels)[:10]) for labels in (trained, tested))
+    return f": its labels ({in_test}) are none of those of the training data ({in_training})"
+
+
+def _declared(loaded: Loaded, places: FederatedData) -> Declared:
+    """What the clients declare of their data."""
+    dataset, sizes, counts = loaded.dataset, list(places.sizes.values()), None
+    if dataset.target is None:
+        labels = dataset.train_labels.numpy()
+        counts = tuple(loaded.data.partition.counts(labels, len(dataset.classes)).sum(0).tolist())
+    return Declared(
+        len(dataset.classes),
+        places.nonempty,
+        sum(sizes) / len(sizes),
+        max(sizes),
+        lacking_modalities(loaded.config),
+        counts,
+        statistics_noise=0.0 if loaded.statistics is None else loaded.statistics.noise,
+        target=dataset.target,
+    )
 
 
 def _pooled(loaded: Loaded) -> FederatedData:
@@ -167,6 +162,24 @@ def _pooled(loaded: Loaded) -> FederatedData:
         raise UsageError(f"method {config.method.name} trains in one place, without the clients of train.schedule: leave it out")
     prepared = loaded.prepared
     return FederatedData(loaded.dataset, data.partition.pooled(), loaded.device, prepared.train, prepared.test)
+
+
+def _check_options(config: RunConfig, method: Method) -> None:
+    """Refuse options on evaluation and on failing clients with which the method has no meaning, as :class:`UsageError`."""
+    if config.eval.probe != "none":
+        check_probe(config, method)
+    check_patience(config, method)
+    if config.eval.before_merge:
+        _check_before_merge(config, method)
+    if config.data.corrupt_clients and not method.shared_names:
+        raise UsageError(f"data.corrupt_clients: method {method.name} merges nothing that they could spoil")
+    if method.pools and (config.train.dropout or config.train.late):
+        raise UsageError(f"train.dropout, train.late: method {method.name} trains in one place, and no client can fail")
+    if config.eval.fresh_head and method.pools:
+        raise UsageError(f"eval.fresh_head trains heads at the clients, and with method {method.name} none trains")
+    if config.eval.fresh_head and not method.objective.labels:
+        why = f"objective {method.objective.name} learns without labels"
+        raise UsageError(f"eval.fresh_head tests clients on their labels, and {why}; eval.probe=linear tests its encoder")
 
 
 def _check_before_merge(config: RunConfig, method: Method) -> None:
