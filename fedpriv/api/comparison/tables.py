@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from rich.filesize import decimal
 
-from fedpriv.api.gains import signed
-from fedpriv.api.groups import Group, as_row
+from fedpriv.api.comparison.gains import signed
+from fedpriv.api.comparison.groups import Group, as_row
 from fedpriv.untrusted.names import printable
 
 NOTE = (
