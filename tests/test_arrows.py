@@ -46,9 +46,8 @@ LAYERS = (
 ONLY_ERRORS = ("config", "parameters", "wire")
 ATTACKERS = {"cli", "api", "frontier", "experiments", "audit"}
 """The packages that may import attacks; a run never does."""
-FOR_ALL = {"fedpriv.attacks.core.by_name", "fedpriv.attacks.core.functional"}
-"""Exceptions, which know no attack: the registry of names, and the pass of a net with other tensors. They lie there because
-attacks import nothing else of fedpriv."""
+FOR_ALL = {f"fedpriv.attacks.core.{name}" for name in ("by_name", "functional", "threads")}
+"""Exceptions, which know no attack. They lie there because attacks import nothing else of fedpriv."""
 ONLY_IN = {
     "mlflow": ("fedpriv.tracking",),
     "flwr": ("fedpriv.deploy", "fedpriv.flower"),

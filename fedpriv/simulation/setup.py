@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.agreement import Agreement, Declared
+from fedpriv.attacks.core.threads import with_threads
 from fedpriv.client.client import Client
 from fedpriv.client.corrupt import CorruptClient, FlippedLabels, corrupt_clients, note_on_corruption
 from fedpriv.client.resident import Resident
@@ -35,7 +36,7 @@ from fedpriv.plugins import load_plugins
 from fedpriv.samples import Modality
 from fedpriv.scores.catalogue import ACCURACY, score_named, usual_score
 from fedpriv.secure.protocol_checks import check_trains
-from fedpriv.seeding import generator, with_threads
+from fedpriv.seeding import generator
 from fedpriv.server.best import check_patience
 from fedpriv.server.sampling import participants, read_schedule
 from fedpriv.server.statistics import Gathered
