@@ -82,7 +82,7 @@ def no_waiting() -> Iterator[None]:
 OF_A_RUN = {
     "plots.learning_curve": plots.learning_curve,
     "plots.per_client_score": plots.per_client_score,
-    "simulation.results.draw_confusion": draw_confusion,
+    "simulation.finished.results.draw_confusion": draw_confusion,
 }
 """Where a run finds the pictures that it ends with -> what draws them."""
 

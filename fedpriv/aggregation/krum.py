@@ -15,6 +15,7 @@ from torch import Tensor
 from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
 from fedpriv.aggregation.columns import blocks, parameter_groups, weighted_sum
 from fedpriv.aggregation.rows import Rows
+from fedpriv.config import part_of
 from fedpriv.interfaces import params
 
 
@@ -50,7 +51,7 @@ class MultiKrum(Aggregation):
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         rows, count = uploads.by_columns, len(uploads)
-        bad = max(0, min(int(self.params.bad * count + 1e-9), (count - 3) // 2))
+        bad = max(0, min(part_of(count, self.params.bad), (count - 3) // 2))
         kept = torch.arange(count)
         if count >= 3:
             (group,) = parameter_groups(uploads.space, "model")

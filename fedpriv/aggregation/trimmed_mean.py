@@ -14,6 +14,7 @@ from torch import Tensor
 from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
 from fedpriv.aggregation.columns import blocks
 from fedpriv.aggregation.rows import Rows
+from fedpriv.config import part_of
 from fedpriv.interfaces import params
 
 
@@ -44,6 +45,6 @@ class TrimmedMean(Aggregation):
     by_columns = True
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
-        trimmed = int(self.params.trim * len(uploads) + 1e-9)  # 0.29 of 100 are 29, and their product is a little less
+        trimmed = part_of(len(uploads), self.params.trim)
         row = mean_between(uploads.by_columns, trimmed, torch.empty_like(uploads.previous))
         return Merged(row, memory, {"trimmed_mean/left_out": 2.0 * trimmed})

@@ -25,8 +25,8 @@ from fedpriv.server.best import check_patience
 from fedpriv.server.statistics import Gathered, counted_classes, gather
 from fedpriv.simulation.inputs.statistics import note_on_statistics
 from fedpriv.simulation.inputs.unseen import SampleForm
+from fedpriv.simulation.open_keys import note_on_imbalance, resolve, with_default_share, with_metric
 from fedpriv.simulation.run_setup import settle
-from fedpriv.simulation.setup import note_on_imbalance, resolve, with_default_share, with_metric
 from fedpriv.wire import Refused, Sealed
 
 

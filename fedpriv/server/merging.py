@@ -28,7 +28,7 @@ def merge(method: Method, server: ServerState, uploads: Sequence[Upload]) -> Ser
     have the server's values). The mean over all rows is then the mean over the holders.
 
     Args:
-        uploads: at least one, ordered by client, as checked on arrival (:mod:`fedpriv.server.arrivals`).
+        uploads: at least one, ordered by client, as checked on arrival (:mod:`fedpriv.server.answers.arrivals`).
     """
     whole = method.context.space
     arrived = [(upload, frozenset(upload.shapes)) for upload in uploads]

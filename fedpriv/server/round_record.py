@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedpriv.server.arrivals import Arrivals
+from fedpriv.server.answers.arrivals import Arrivals
+from fedpriv.server.answers.reported import means
 from fedpriv.server.clients import Evaluation
 from fedpriv.server.next_state import LocalUpdates, Outcome
-from fedpriv.server.reported import means
 
 
 @dataclass
@@ -18,8 +18,8 @@ class RoundRecord:
     """The record of a round as it is put together; ``fedpriv/storage/records.py`` describes its keys.
 
     Attributes:
-        metrics: numbers by name. The server's own names also stand in ``_RESERVED`` of ``fedpriv/server/reported.py``, so that
-            clients cannot report them.
+        metrics: numbers by name. The server's own names also stand in ``_RESERVED`` of
+            ``fedpriv/server/answers/reported.py``, so that clients cannot report them.
         per_client: the clients' scores, as in :class:`Evaluation`; empty: clients were not tested.
         clients: lists of clients by what became of them.
     """

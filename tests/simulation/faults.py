@@ -179,7 +179,7 @@ def quick() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(plain_yaml, "load", lambda text: deepcopy(read(text))))
         stack.enter_context(patch.object(setup, "read_data", read_once()))
-        for name in ("plots.learning_curve", "plots.per_client_score", "simulation.results.draw_confusion"):
+        for name in ("plots.learning_curve", "plots.per_client_score", "simulation.finished.results.draw_confusion"):
             stack.enter_context(patch(f"fedpriv.{name}", draw))
         yield
 

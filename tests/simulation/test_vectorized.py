@@ -27,7 +27,8 @@ from fedpriv.models.batched.stacked import StackedNet
 from fedpriv.models.registry import Shape, register_model
 from fedpriv.server.clients import Instruction
 from fedpriv.simulation import setup
-from fedpriv.simulation.executor_choice import choose, client_bytes
+from fedpriv.simulation.choice.costs import client_bytes
+from fedpriv.simulation.choice.executor import choose
 from fedpriv.simulation.executors.vectorized import VectorizedExecutor
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation

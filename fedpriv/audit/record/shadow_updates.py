@@ -20,7 +20,8 @@ from fedpriv.samples import Modality, each, missing_modality
 from fedpriv.secure.layout import Layout
 from fedpriv.secure.protocol_checks import as_sent, expected_mean
 from fedpriv.server.clients import Instruction
-from fedpriv.simulation.executor_choice import ExecutorChoice, client_bytes
+from fedpriv.simulation.choice.costs import client_bytes
+from fedpriv.simulation.choice.executor import ExecutorChoice
 from fedpriv.simulation.executors.in_process import in_process_executor
 from fedpriv.simulation.setup import Federation
 from fedpriv.wire import Payload, Sealed, seal

@@ -17,7 +17,7 @@ from fedpriv.deploy.client.requires import Requires
 from fedpriv.deploy.client.source import Source
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.models.net import Net
-from fedpriv.simulation.setup import Loaded, Read, partition_dataset, prepared_inputs, read
+from fedpriv.simulation.inputs.loading import Loaded, Read, partition_dataset, prepared_inputs, read
 
 SEE_LOG = "the client's own log says why"
 
