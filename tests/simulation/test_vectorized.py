@@ -99,6 +99,11 @@ def _nets() -> Iterator[None]:
         def pixels(shape: Shape) -> tuple[nn.Module, int]:
             return nn.Sequential(nn.Conv2d(1, 4, 8), nn.Dropout(0.5), nn.Flatten()), 4
 
+        @register_model("recurring", input_shape=(1, 8, 8), classes=10, source="test")
+        def recurring(shape: Shape) -> tuple[nn.Module, int]:
+            layer = nn.Linear(12, 12)
+            return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), layer, nn.ReLU(), layer), 12
+
         yield
 
 
@@ -141,7 +146,7 @@ def test_in_float32_up_to_rounding(played: Callable[..., Simulation], method: st
     assert_same(together, alone, 1e-4)
 
 
-NETS = ["drawn", "normed", "resnet9_narrow", "joined", "lenet_sigmoid", "mlp2"]
+NETS = ["drawn", "normed", "resnet9_narrow", "joined", "lenet_sigmoid", "mlp2", "recurring"]
 OF_METHODS = [("mpfedcon", "drawn"), ("mpfedcon", "normed"), ("moon", "joined"), ("moon", "mlp2"), ("fedbn", "normed")]
 """What a method does beside a step meets a net's layers: those with random numbers, running statistics, no stacked form."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fedpriv.attacks.core.threads import with_threads
 from fedpriv.config import RunConfig, filled
 from fedpriv.config.device import check_device
 from fedpriv.data.dataset import Dataset
@@ -21,7 +22,7 @@ from fedpriv.methods import find_method
 from fedpriv.methods.build import with_options
 from fedpriv.samples import Modality
 from fedpriv.scores.catalogue import score_named
-from fedpriv.seeding import generator, with_threads
+from fedpriv.seeding import generator
 from fedpriv.server.statistics import Gathered
 from fedpriv.simulation.inputs.from_dataset import prepare
 from fedpriv.simulation.inputs.prepared import Prepared
