@@ -116,9 +116,13 @@ class RunConfig(Section):
             f"at least {1 / self.data.clients:g} selects one"
         )
 
+    def with_values(self, section: str, **values: Any) -> RunConfig:
+        """The config with other values of some keys of a section; they are not checked."""
+        return self.model_copy(update={section: getattr(self, section).model_copy(update=values)})
+
     def with_clients(self, number: int) -> RunConfig:
         """The config for so many clients; :class:`UsageError` where it then selects none of them."""
-        config = self.model_copy(update={"data": self.data.model_copy(update={"clients": number})})
+        config = self.with_values("data", clients=number)
         if (why := config._selects_nobody()) is not None:
             raise UsageError(why)
         return config
@@ -135,7 +139,7 @@ class RunConfig(Section):
 
     def with_check(self, check: bool) -> RunConfig:
         """The same, whose clients refuse downloads with marks of an attack, or (false) take them unchecked."""
-        return self.model_copy(update={"wire": self.wire.model_copy(update={"check_downloads": check})})
+        return self.with_values("wire", check_downloads=check)
 
     def to_yaml(self) -> str:
         """All keys as YAML, for a config with nothing left open: read back, each of them counts as chosen."""

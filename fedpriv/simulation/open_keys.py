@@ -18,16 +18,12 @@ def resolve(config: RunConfig, default_model: str | None, suggestions: Mapping[s
     Only ``train.participation`` may stay open, as it depends on how many clients hold data (:func:`with_default_share`).
     """
     config = with_schedule(filled(config, suggestions or {}))
-    partition, train = config.data.partition, config.train
-    seed = config.seed if partition.seed is None else partition.seed
-    data = {"partition": partition.model_copy(update={"seed": seed}), "augment": config.data.augment or "none"}
-    return config.model_copy(
-        update={
-            "model": config.model.model_copy(update={"name": config.model.name or default_model}),
-            "train": train.model_copy(update={"selection": train.selection or "uniform"}),
-            "data": config.data.model_copy(update=data),
-        }
-    )
+    partition = config.data.partition
+    if partition.seed is None:
+        partition = partition.model_copy(update={"seed": config.seed})
+    config = config.with_values("data", partition=partition, augment=config.data.augment or "none")
+    config = config.with_values("model", name=config.model.name or default_model)
+    return config.with_values("train", selection=config.train.selection or "uniform")
 
 
 def with_default_share(config: RunConfig, holders: int) -> RunConfig:
@@ -38,16 +34,15 @@ def with_default_share(config: RunConfig, holders: int) -> RunConfig:
     """
     if config.train.participation is not None:
         return config
-    return config.model_copy(update={"train": config.train.model_copy(update={"participation": usual_share(holders)})})
+    return config.with_values("train", participation=usual_share(holders))
 
 
 def with_schedule(config: RunConfig) -> RunConfig:
     """The config with the content of the file ``train.schedule``, so that a run does not depend on a file that may change."""
-    train = config.train
-    if not isinstance(train.schedule, Path):
+    file = config.train.schedule
+    if not isinstance(file, Path):
         return config
-    schedule = read_schedule(train.schedule, config.data.clients, train.rounds)
-    return config.model_copy(update={"train": train.model_copy(update={"schedule": schedule})})
+    return config.with_values("train", schedule=read_schedule(file, config.data.clients, config.train.rounds))
 
 
 def with_metric(config: RunConfig, declared: Declared) -> RunConfig:
@@ -58,7 +53,7 @@ def with_metric(config: RunConfig, declared: Declared) -> RunConfig:
         UsageError: the score that the config names does not suit the data.
     """
     score = declared.task.score(config.eval.metric, declared.class_counts)
-    return config.model_copy(update={"eval": config.eval.model_copy(update={"metric": score.name})})
+    return config.with_values("eval", metric=score.name)
 
 
 def note_on_imbalance(config: RunConfig, declared: Declared, names: Sequence[str]) -> str | None:

@@ -64,16 +64,13 @@ class Loaded:
     statistics: Gathered | None = None
 
 
-def load(config: RunConfig, partitioning: Partitioning | None = None) -> Loaded:
+def load(config: RunConfig) -> Loaded:
     """Load the data set of a config, partition it, and scale and code it by what its clients measure.
-
-    Args:
-        partitioning: makes the partition of a data set; ``None``: the one of the config.
 
     Raises:
         UsageError: a name or a value cannot be right.
     """
-    parts = read(config, partitioning)
+    parts = read(config)
     dataset, statistics = measured(parts.dataset, parts.partition, parts.config)
     if statistics is not None and not find_method(parts.config.method.name).pools:  # where nothing is sent
         notes = (*dataset.notes, note_on_statistics(statistics, parts.config))
@@ -85,6 +82,7 @@ def read(config: RunConfig, partitioning: Partitioning | None = None, every_colu
     """As :func:`load`, before any samples are scaled or coded.
 
     Args:
+        partitioning: makes the partition of a data set; ``None``: the one of the config.
         every_column: as of :func:`fedpriv.data.sources.read_data`.
     """
     config = with_options(config)
@@ -95,10 +93,9 @@ def read(config: RunConfig, partitioning: Partitioning | None = None, every_colu
     if config.data.task == "regression" and "name" in config.data.partition.model_fields_set:
         check_numbers(config.data)
     dataset = read_data(config.data, every_column)
-    located = {"name": dataset.name, "dir": config.data.dir and config.data.dir.absolute()}
-    config = config.model_copy(update={"data": config.data.model_copy(update=located)})
+    config = config.with_values("data", name=dataset.name, dir=config.data.dir and config.data.dir.absolute())
     config = filled(config, dataset.suggests)
-    if partitioning in (None, partition_dataset):
+    if partitioning is None:
         config = with_clients(config, owners_of(config.data, dataset.owners))
     config = resolve(config, dataset.default_model)
     return Read(config, dataset, (partitioning or partition_dataset)(dataset, config), device)
