@@ -83,8 +83,7 @@ class RoundRecord:
         """Add the lists of clients whose local updates were left out, and of those in secure sums.
 
         Args:
-            opened_sum: the clients of a secure sum that was opened for the present model but led to no new model; ``None``: no
-                such sum.
+            opened_sum: as ``opened_before`` of :class:`fedpriv.server.secure_sum.SecureSum`.
         """
         reports, clients = arrivals.reports.items(), self.clients
         if arrivals.refused:

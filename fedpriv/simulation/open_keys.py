@@ -46,8 +46,10 @@ def with_schedule(config: RunConfig) -> RunConfig:
 
 
 def with_metric(config: RunConfig, declared: Declared) -> RunConfig:
-    """The config with ``eval.metric``, the score that the run is ranked by: where the numbers of samples of each class are not
-    known, accuracy; of a regression, the RMSE.
+    """The config with ``eval.metric``, the score that the run is ranked by.
+
+    By default it depends on how imbalanced the classes are. It is accuracy if their counts are not known, and of a regression
+    the RMSE.
 
     Raises:
         UsageError: the score that the config names does not suit the data.
@@ -57,7 +59,7 @@ def with_metric(config: RunConfig, declared: Declared) -> RunConfig:
 
 
 def note_on_imbalance(config: RunConfig, declared: Declared, names: Sequence[str]) -> str | None:
-    """A line on imbalanced classes, if the run is ranked as is usual for them.
+    """A line that says by which score a run on imbalanced classes is ranked, if nothing else was asked for.
 
     Args:
         config: with ``eval.metric``.

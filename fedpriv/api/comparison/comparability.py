@@ -39,7 +39,7 @@ def labels(runs: Sequence[StoredRun], rows: Sequence[dict[str, Any]]) -> list[st
 
 
 def _in_words(name: str, key: str, config: Mapping[str, str]) -> str:
-    """What a config says of a key, such as ``lr 0.1`` or ``no momentum``; nothing where it has no meaning beside the others.
+    """What a config says of a key, such as ``lr 0.1`` or ``no momentum``; nothing of a key of privacy in a run without it.
 
     Args:
         name: that of the key in a label.
@@ -92,7 +92,7 @@ def contradictions(named: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> d
 
 
 def _tell_apart(name: str, configs: Sequence[dict[str, str]], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Add a hash to the configs of each method that has equal configs with different hashes. Old folders have no hash."""
+    """Add the hash ``name`` to the configs of each method of which runs with equal configs have different ones."""
     for method in {row["method"] for row in rows}:
         of_method = [(config, row[name]) for config, row in zip(configs, rows, strict=True) if row["method"] == method]
         if any(method == other and a and b and a != b for method, a in of_method for other, b in of_method):
@@ -101,7 +101,7 @@ def _tell_apart(name: str, configs: Sequence[dict[str, str]], rows: Sequence[Map
 
 
 def _enough(keys: Sequence[str], configs: Sequence[Mapping[str, str]]) -> int:
-    """How many of the keys in which configs differ tell them apart; three where fewer would do."""
+    """How many keys, from the first on, tell the configs apart as well as all keys do; at least three."""
 
     def told_apart(number: int) -> int:
         return len({tuple(config.get(key) for key in keys[:number]) for config in configs})

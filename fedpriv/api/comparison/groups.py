@@ -47,7 +47,7 @@ class Group:
         unfinished: how many are not counted, as they are not finished.
         contradicted: whether runs with one seed have different results, so that there is no mean.
         rounds: of the shortest of the counted runs; ``None``: none is counted.
-        averaged_rounds: over how many last rounds their scores are averaged (config key ``eval.last``); likewise.
+        averaged_rounds: over how many last rounds their scores are averaged (``eval.last``); ``None``: none is counted.
         counted, seeds, partitions: how many runs are counted, and how many seeds and partitions these have.
         value: of the score; each run's is the mean over its clients.
         usual: the same of the score that people read beside it (accuracy, or R2).
@@ -55,8 +55,8 @@ class Group:
         at_best: whether scores are those of each run's best round on validation data, and of no other round.
         against: the label of the group that differences are from; ``None``: it is the best group.
         pairs: how many of its runs have a partner in that group, with the same seed and clients; ``None``: this is that group.
-        difference: the paired difference from that group; ``None``: this is that group, or a run of either has no partner, as
-            over the other seeds alone the difference may be another one.
+        difference: the paired difference from that group; ``None``: this is that group, or a run of either has no partner: over
+            the other seeds alone the difference may be another one.
     """
 
     label: str

@@ -21,12 +21,12 @@ from fedpriv.simulation.choice.costs import client_bytes, layers_of, parameters_
 from fedpriv.simulation.choice.workers import no_workers, number_of_workers
 
 WIDEST = 64
-"""Largest number of channels of the most expensive convolution, up to which stacked nets are not slower than single ones."""
+"""Stacked nets are not slower than single ones if the most expensive convolution has at most so many channels."""
 LARGEST_DENSE = 300_000
-"""Of nets without convolutions, the largest mean number of parameters in a step, up to which a group is faster on a CPU
+"""A group of nets without convolutions is faster on a CPU if a step computes with at most so many parameters on average
 (``benchmarks/groups.py``)."""
 MIN_CONCURRENT = 1.5
-"""Smallest mean number of clients that train at the same time, from which on a group is faster."""
+"""A group is faster if at least so many clients train at the same time on average."""
 LARGEST_GROUP = 10
 """Clients of a group; larger groups were not faster on a CPU."""
 
@@ -181,8 +181,11 @@ def _slower(config: RunConfig, net: Net, samples: Tensor, sizes: Sequence[int], 
 
 
 def _group_size(config: RunConfig, net: Net, samples: Tensor, participants: int) -> int:
-    """On a CPU half of the participants, so that each of two processes has a group, but at most :data:`LARGEST_GROUP`; on a
-    GPU as many as fit into its memory."""
+    """The size of a group.
+
+    On a CPU it is half of the participants, so that each of two processes has a group, but at most :data:`LARGEST_GROUP`. On a
+    GPU it is as many as fit into its memory.
+    """
     device = torch.device(config.device)
     if device.type != "cuda":
         return max(2, min(LARGEST_GROUP, -(-participants // 2)))

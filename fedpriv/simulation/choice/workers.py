@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 TESTED_RAY = "2.60"
 """The tested version of Ray."""
 WORTH = 1.0
-"""Seconds of training for each worker, as :func:`least_seconds` estimates them, from which on workers are worth their start
+"""Workers are worth their start if each has at least so many seconds of training, as :func:`least_seconds` estimates them
 (``benchmarks/workers.py``)."""
 WORKER_BYTES = 3e8
-"""Memory of a worker besides its clients' models: what is written of the pages that it shares with this process."""
+"""Memory of a worker besides its clients' models: pages that it shares with this process until one of the two writes them."""
 
 
 def number_of_workers(
@@ -74,8 +74,11 @@ def number_of_workers(
 
 
 def may_hold_locks(thread: threading.Thread) -> bool:
-    """Whether a thread may hold a lock that a worker needs: any but this one, those of progress bars, as workers print nothing
-    (reading a table starts tqdm's), and those that pass records on to a tracker."""
+    """Whether a thread may hold a lock that a worker needs.
+
+    This thread holds none. Nor do those of progress bars, as workers print nothing (reading a table starts tqdm's), and those
+    that pass records on to a tracker.
+    """
     own = thread is threading.current_thread() or thread.name == TRACKING_THREAD
     return not own and type(thread).__module__ not in ("rich.live", "tqdm._monitor")
 

@@ -34,7 +34,7 @@ Partitioning = Callable[[Dataset, RunConfig], Partition]
 
 @dataclass(frozen=True)
 class Read:
-    """The data that a config names, partitioned, before it is known by what they are scaled and coded.
+    """The data that a config names, partitioned, but not yet scaled and coded.
 
     Attributes:
         config: with every open key filled in that does not depend on the net's inputs.
