@@ -26,10 +26,10 @@ from fedpriv.models.batched.layers import NotStackable
 from fedpriv.models.batched.stacked import StackedNet
 from fedpriv.models.registry import Shape, register_model
 from fedpriv.server.clients import Instruction
-from fedpriv.simulation import setup
 from fedpriv.simulation.choice.costs import client_bytes
 from fedpriv.simulation.choice.executor import choose
 from fedpriv.simulation.executors.vectorized import VectorizedExecutor
+from fedpriv.simulation.inputs import loading
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.simulation.vectorized import batched_models, requests, scheduler
@@ -55,7 +55,7 @@ class Joined(nn.Module):
 @pytest.fixture(scope="module", autouse=True)
 def _partitioned_once() -> Iterator[None]:
     """Most runs here share a data set and its partition, which take as long as a round."""
-    partition, partitions = setup.partition_dataset, dict[str, Partition]()
+    partition, partitions = loading.partition_dataset, dict[str, Partition]()
 
     def partition_dataset(dataset: Dataset, config: RunConfig) -> Partition:
         key = config.data.model_dump_json()
@@ -64,8 +64,8 @@ def _partitioned_once() -> Iterator[None]:
         return partitions[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setup, "partition_dataset", partition_dataset)
-        patch.setattr(setup, "read_data", read_once())
+        patch.setattr(loading, "partition_dataset", partition_dataset)
+        patch.setattr(loading, "read_data", read_once())
         yield
 
 
