@@ -33,10 +33,7 @@ from fedpriv.simulation.run import start
 from fedpriv.tracking import read_records
 from tests.api.test_gains import folder as made_run
 from tests.simulation.small import SILENT, settings
-from tests.tracking.conftest import template
 from tests.tracking.fake_runs import make_run
-
-__all__ = ["template"]
 
 ACCURACIES = {"fedavg": [[0.6, 0.7], [0.5, 0.7], [0.7, 0.8]], "fedprox": [[0.7, 0.7], [0.6, 0.9], [0.7, 0.9]]}
 """Of two clients, with seeds 0 to 2."""
@@ -366,11 +363,11 @@ def test_the_command_of_the_best_trains_on_all_data_and_is_tested() -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_is_trained_ranked_and_goes_on(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_is_trained_ranked_and_goes_on(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     runs_dir, trained, run_all = tmp_path / "runs", list[str](), runner.run
     runs_dir.mkdir()
-    shutil.copy(template, runs_dir / "mlflow.db")
+    shutil.copy(empty_store, runs_dir / "mlflow.db")
 
     def trained_here(runs: Experiment, where: Path, workers: int, **options: Any) -> list[Outcome]:
         """The runner's processes take seconds to import torch; it collects what was trained in this one."""
