@@ -243,11 +243,10 @@ def resumed(folder: Path) -> dict[str, Any]:
 
 def compared(folder: Path) -> dict[str, Any]:
     """The run's row of the table of `compare`, and its curve."""
-    from fedpriv.api.comparing import figures, labels
-    from fedpriv.tracking import read_records
+    from fedpriv.api.comparison.side_by_side import Comparison
 
-    row = figures(folder)
-    return {"row": row, "label": labels([folder], [row]), "curve": read_records(folder)}
+    compared = Comparison([folder])
+    return {"row": compared.rows[0], "label": compared.labels, "curve": compared.runs[0].records}
 
 
 def attacked(folder: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 ``mlp_lineage`` on digits resized to several sides, rounds alternating in one process. CPU time of one thread, the vectorized
 executor's over the sequential one's; below 1, the group is faster. ``executor auto`` decides by the mean number of parameters a
 step, which is smaller where a method trains its head on cached features (``LARGEST_DENSE`` in
-fedpriv/simulation/executor_choice.py).
+fedpriv/simulation/choice/executor.py).
 
 ``--compile``: the same with the group's net compiled over the net as it is, for small nets on rows and digits; and what the first
 rounds cost more, with the import of the compiler, first with an empty cache of compiled code and then with a full one. From both

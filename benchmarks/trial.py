@@ -43,7 +43,7 @@ def use_noise(name: str) -> None:
     import torch
 
     from fedpriv.data.dataset import Dataset
-    from fedpriv.simulation import setup
+    from fedpriv.simulation.inputs import loading
 
     train, *shape = SHAPES[name]
     draw = torch.Generator().manual_seed(0)
@@ -57,18 +57,18 @@ def use_noise(name: str) -> None:
     mean = std = (0.5,) * shape[0]
     held = (pictures(train), pictures(10_000))
     noise = Dataset("noise", labels(train), labels(10_000), tuple("0123456789"), "lenet5", held, mean=mean, std=std)
-    setup.read_data = lambda *_: noise
+    loading.read_data = lambda *_: noise
 
 
 def begin(config: Mapping[str, Any], folder: Path) -> Simulation:
     """A simulation in a new folder, untracked, before its first round; in this process, unless the config has workers."""
     from fedpriv.config import RunConfig, parse
-    from fedpriv.simulation import setup
+    from fedpriv.simulation.setup import build
     from fedpriv.simulation.simulation import Simulation
     from fedpriv.storage.run_folder import RunFolder
 
     run = parse(RunConfig, {**config, "tracking": {"uri": "none"}}, "benchmark")
-    federation = setup.build(run.model_copy(update={"executor": run.executor.in_this_process()}))
+    federation = build(run.model_copy(update={"executor": run.executor.in_this_process()}))
     begun = Simulation(federation, RunFolder.create(federation.config, folder), print)
     begun.start()
     return begun

@@ -2,7 +2,7 @@
 
 Each case is trained with one process and with two in turn, in a new folder, without tracking. Wall seconds show the gain, on two
 idle cores only; CPU seconds of all processes show the cost on any machine. The estimate is that of ``least_seconds`` in
-fedpriv/simulation/executor_choice.py, whose constants stand on the last two columns: it must not exceed the rounds' CPU seconds.
+fedpriv/simulation/choice/executor.py, whose constants stand on the last two columns: it must not exceed the rounds' CPU seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from machine import facts, parser_of, report, spread
 import fedpriv
 from fedpriv.api.keys import config_of
 from fedpriv.server.sampling import participants
-from fedpriv.simulation.executor_choice import least_seconds
+from fedpriv.simulation.choice.costs import least_seconds
 from fedpriv.simulation.setup import build
 
 CASES: dict[str, dict[str, Any]] = {

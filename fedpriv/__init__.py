@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedpriv.api.callbacks import Callback, LiveRun
-    from fedpriv.api.comparing import compare, gains
-    from fedpriv.api.groups import groups
+    from fedpriv.api.comparison.comparing import compare, gains
+    from fedpriv.api.comparison.groups import groups
     from fedpriv.api.run import Run, load
     from fedpriv.api.sweeping import sweep
     from fedpriv.api.training import resume, rounds, train
@@ -56,9 +56,9 @@ _WHERE = {
     "UsageError": "fedpriv.errors",
     "audit": "fedpriv.audit",
     "audit_update": "fedpriv.api.updates",
-    "compare": "fedpriv.api.comparing",
-    "gains": "fedpriv.api.comparing",
-    "groups": "fedpriv.api.groups",
+    "compare": "fedpriv.api.comparison.comparing",
+    "gains": "fedpriv.api.comparison.comparing",
+    "groups": "fedpriv.api.comparison.groups",
     "load": "fedpriv.api.run",
     "recording": "fedpriv.recorder.start",
     "resume": "fedpriv.api.training",

@@ -333,7 +333,7 @@ class Part:
     no_dp: ClassVar[str] = ""
     """Why this part cannot be used with sample-level DP; empty: it can."""
     needs_classes: ClassVar[str] = ""
-    """Why this part cannot be used where labels are numbers; empty: it can, if it is no objective whose loss cannot
+    """Why this part cannot be used where labels are numbers; empty: it can, unless it is an objective with a loss for classes
     (:meth:`fedpriv.objectives.base.Objective.why_classes`)."""
 
     def __init__(self, params: Any, context: Context) -> None:

@@ -87,32 +87,6 @@ def default_torch() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-@contextmanager
-def with_threads(number: int) -> Iterator[None]:
-    """A block in which torch computes with a number of threads, on which its sums depend; restored afterwards."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """A block in which torch and the BLAS of NumPy and SciPy compute with one thread; usable as a decorator too.
-
-    Nets and regressions as small as those of audits gain nothing from more. On busy cores, threads wait for each other at every
-    operation: an evaluation of the reference victim took 7 ms of CPU time with one thread, and 490 ms with two.
-    """
-    from threadpoolctl import threadpool_limits
-
-    with with_threads(1), threadpool_limits(1, user_api="blas"):
-        yield
-
-
 def _accelerator() -> str | None:
     """The kind of accelerator in use; CUDA that was not used so far is not initialised."""
     import torch

@@ -102,7 +102,7 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 OF_A_RUN = {
     "plots.learning_curve": plots.learning_curve,
     "plots.per_client_score": plots.per_client_score,
-    "simulation.results.draw_confusion": draw_confusion,
+    "simulation.finished.results.draw_confusion": draw_confusion,
 }
 """Where a run finds the pictures that it ends with -> what draws them."""
 

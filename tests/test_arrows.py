@@ -46,8 +46,8 @@ LAYERS = (
 ONLY_ERRORS = ("config", "parameters", "wire")
 ATTACKERS = {"cli", "api", "frontier", "experiments", "audit"}
 """The packages that may import attacks; a run never does."""
-REGISTRY = ("registry", "fedpriv.attacks.core.by_name")
-"""An exception: the registry of names, which knows no attack. It lies there because attacks import nothing else of fedpriv."""
+FOR_ALL = {f"fedpriv.attacks.core.{name}" for name in ("by_name", "functional", "threads")}
+"""Exceptions, which know no attack. They lie there because attacks import nothing else of fedpriv."""
 ONLY_IN = {
     "mlflow": ("fedpriv.tracking",),
     "flwr": ("fedpriv.deploy", "fedpriv.flower"),
@@ -162,8 +162,19 @@ def test_attacks_import_nothing_else_of_fedpriv() -> None:
 
 
 def test_a_run_imports_no_attack() -> None:
-    importers = {(room(module), target) for module, target in arrows() if room(target) == "attacks" != room(module)}
-    assert {importer for importer, _ in importers - {REGISTRY}} <= ATTACKERS
+    importers = {
+        room(module) for module, target in arrows() if room(target) == "attacks" != room(module) and target not in FOR_ALL
+    }
+    assert importers <= ATTACKERS
+    assert not any(target.startswith("fedpriv.") for name in FOR_ALL for target, _ in imports()[name])
+
+
+def test_a_net_is_called_with_other_tensors_in_one_way() -> None:
+    """Torch's own way damages nets that have a layer under several names."""
+    assert not [name for name, file in modules().items() if re.search(r"import .*\bstateless\b", file.read_text())]
+    callers = [name for name, file in modules().items() if "torch.func.functional_call(" in file.read_text()]
+    assert callers == ["fedpriv.attacks.core.functional"]
+    assert not [name for name, file in modules().items() if ("torch.func", "functional_call", "now") in read(file.read_text())]
 
 
 @pytest.mark.parametrize("library", ONLY_IN)

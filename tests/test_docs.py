@@ -22,7 +22,7 @@ from fedpriv.cli import main
 from fedpriv.methods import registry
 from fedpriv.objectives import registry as objectives
 from fedpriv.scores.catalogue import SCORES, SUMMARIES
-from fedpriv.server.reported import _RESERVED
+from fedpriv.server.answers.reported import _RESERVED
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire.coding import Upload
 

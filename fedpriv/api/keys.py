@@ -165,8 +165,7 @@ def config_of(
 def parsed(
     config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | None, keys: Mapping[str, Any]
 ) -> tuple[RunConfig, dict[str, Any]]:
-    """The config of :func:`config_of` before names, the machine and effects are checked, which may load PyTorch; and what was
-    laid over it, by dotted key."""
+    """The config of :func:`config_of` without its checks, which may load PyTorch; and what was laid over it, by dotted key."""
     from fedpriv.config import laid_over, read_yaml
 
     where = _where(config)

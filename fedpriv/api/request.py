@@ -1,4 +1,4 @@
-"""What is refused of a run before PyTorch and the data are loaded, which takes seconds: names, the device, columns."""
+"""Checks of a config that need neither PyTorch nor the data, which take seconds to load: names, the device, columns."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ _OWN_NET = "package.module:Name for a net of your own"
 
 
 def check_names(config: RunConfig) -> None:
-    """Check the names of built-in things where PyTorch is not loaded, and so no plug-in of this process either; where it is, the
-    registries know more.
+    """Check the names of built-in things, unless PyTorch is loaded: plug-ins may then be, too, and the registries know them.
 
     Raises:
         UnknownName: nothing has the name.

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedpriv.api.comparing import figures, scores, summary
+from fedpriv.api.comparison.stored import StoredRun
 from fedpriv.config import RunConfig
 from fedpriv.storage.payloads import PayloadStore
 from fedpriv.storage.records import Record
@@ -79,13 +79,13 @@ class Run:
     def accuracy(self) -> float | None:
         """The mean of the clients' local test accuracies, over the last rounds (``eval.last``); of a run that is not finished,
         at its last evaluation. ``None``: it was not measured."""
-        accuracy: float | None = summary(self.path)["accuracy"]
+        accuracy: float | None = self._stored.summary["accuracy"]
         return accuracy
 
     @property
     def per_client(self) -> list[float | None]:
         """The accuracy of each client, as :attr:`accuracy`; ``None`` for a client that was not tested."""
-        return list(summary(self.path)["accuracy_per_client"])
+        return list(self._stored.summary["accuracy_per_client"])
 
     @property
     def metric(self) -> str:
@@ -95,12 +95,12 @@ class Run:
     @property
     def scores(self) -> dict[str, ScoreSummary]:
         """All scores that were measured, as :attr:`accuracy`, by name: ``scores["roc_auc"].mean``, ``.pooled`` and so on."""
-        return scores(self.path)
+        return self._stored.scores()
 
     @property
     def rounds(self) -> int:
         """The number of rounds that were run."""
-        return int(summary(self.path)["rounds"])
+        return int(self._stored.summary["rounds"])
 
     @property
     def best(self) -> Best | None:
@@ -115,17 +115,17 @@ class Run:
     @property
     def bytes_up(self) -> int:
         """Bytes of all uploads, as they were sent."""
-        return int(summary(self.path)["bytes_up"])
+        return int(self._stored.summary["bytes_up"])
 
     @property
     def bytes_down(self) -> int:
         """Bytes of all downloads, with the first broadcast."""
-        return int(summary(self.path)["bytes_down"])
+        return int(self._stored.summary["bytes_down"])
 
     @property
     def seconds(self) -> float:
         """The wall time of its rounds."""
-        return float(summary(self.path)["seconds"])
+        return float(self._stored.summary["seconds"])
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -295,7 +295,7 @@ class Run:
     def _shown(self) -> dict[str, str]:
         from fedpriv.scores.catalogue import beside, score_named
 
-        numbers = figures(self.path)
+        numbers = self._stored.figures()
         metric = score_named(numbers["metric"])
         ranked = {
             score.name: "not measured" if (value := numbers["scores"].get(score.name)) is None else score.shown(value)
@@ -310,6 +310,10 @@ class Run:
             "up": f"{numbers['bytes_up']:,} B",
             "down": f"{numbers['bytes_down']:,} B",
         }
+
+    @property
+    def _stored(self) -> StoredRun:
+        return StoredRun(self.path)  # a new one for each question, as the run may go on
 
     @property
     def _store(self) -> PayloadStore:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from fedpriv.api.comparability import not_comparable
-from fedpriv.api.comparing import figures
+from fedpriv.api.comparison.comparability import not_comparable
+from fedpriv.api.comparison.groups import Group, as_row, groups_between
+from fedpriv.api.comparison.side_by_side import Comparison
+from fedpriv.api.comparison.stored import StoredRun
+from fedpriv.api.comparison.tables import as_csv, as_markdown
 from fedpriv.api.grid import Cell, Grid, check_cells, grid_of
-from fedpriv.api.groups import Group, as_row, groups_between
 from fedpriv.api.keys import Keys
-from fedpriv.api.tables import as_csv, as_markdown
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import check_place, write_atomically
 
@@ -115,8 +116,8 @@ def play(grid: Grid, runs_dir: Path, jobs: int, say: Say) -> Sweep:
         result = _ranked(grid, folder, left_out)
         write_atomically(folder / "sweep.csv", as_csv(result.groups).encode())
         write_atomically(folder / "sweep.md", f"{as_markdown(result.groups)}\n{chosen_on(result)}\n".encode())
-        folders = [folder / "runs" / run for group in result.groups for run in group.runs]
-        for why in not_comparable(folders, [figures(run) for run in folders]):  # the data may have changed between two calls
+        runs = [StoredRun(folder / "runs" / run) for group in result.groups for run in group.runs]
+        for why in not_comparable(runs, [run.figures() for run in runs]):  # the data may have changed between two calls
             say(f"warning: {why}")
         best = result.groups[0]
         parent({} if best.value.mean is None else {best.score.name: best.value.mean}, folder)
@@ -178,14 +179,13 @@ def _ranked(grid: Grid, folder: Path, left_out: Mapping[str, str]) -> Sweep:
         raise FedprivError(f"no values could be trained with all seeds: {next(iter(left_out.values()))}")
     folders = [folder / "runs" / name for cell in whole for name in names[cell.label]]
     at_best = any(cell.config.train.patience is not None for cell in grid.cells)
-    groups = groups_between(folders, [cell.name for cell in whole for _ in grid.seeds], at_best)
+    groups = groups_between(Comparison(folders, [cell.name for cell in whole for _ in grid.seeds], at_best))
     scored = [(cell, group) for cell, group in zip(whole, groups, strict=True) if group.value.mean is not None]
     if not scored:
         raise FedprivError(f"no run in {folder / 'runs'} has a validation score; data.validation_fraction may be too small")
     scored.sort(key=lambda pair: -pair[1].score.merit(pair[1].value.mean or 0.0))
     cells, ranked = zip(*scored, strict=True)
-    of_best = [folder / "runs" / name for name in names[cells[0].label]]
-    rows = [figures(run, at_best) for run in of_best]
+    rows = [StoredRun(folder / "runs" / name).figures(at_best) for name in names[cells[0].label]]
     best_rounds = tuple(row["best_round"] for row in rows) if at_best else ()
     at_chance = all(row["at_chance"] for row in rows)
     return Sweep(folder, cells, ranked, at_chance, left_out, best_rounds, grid.train_command(cells[0]))

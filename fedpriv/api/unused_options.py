@@ -36,7 +36,7 @@ def check_effects(config: RunConfig, asked: Mapping[str, Any], loading: Callable
 
 
 def _unused_keys(config: RunConfig) -> dict[str, str]:
-    """By key without effect: the setting that makes it so, and mostly what to set for an effect."""
+    """Key without effect -> the setting that makes it so, and often what to set for an effect."""
     train, model, privacy, unused = config.train, config.model, config.privacy, dict[str, str]()
     if privacy.level == "none":
         private = ("privacy.clip", "privacy.delta", "privacy.clipping", "privacy.accountant")
@@ -64,7 +64,7 @@ def _unused_keys(config: RunConfig) -> dict[str, str]:
 
 
 def _unused_method_options(config: RunConfig, asked: Mapping[str, Any], loading: Callable[[], None]) -> dict[str, str]:
-    """The same of the options of the method and its halves, and of what these leave without effect."""
+    """As :func:`_unused_keys`, of the options of the method and its two parts, and of the keys that these replace."""
     if not any(key.startswith(("method.", "objective.", "aggregation.", "train.")) for key in asked):
         return {}
     loading()

@@ -15,6 +15,7 @@ from fedpriv.attacks.api.inversion import check_normalisation, sgd
 from fedpriv.attacks.api.tensors import Message, check_no_weights, read_message
 from fedpriv.attacks.api.user_net import cut
 from fedpriv.attacks.core.columns import Column, RowEncoding
+from fedpriv.attacks.core.threads import one_thread
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.progress import check_budget
 from fedpriv.audit.public import Report
@@ -24,7 +25,6 @@ from fedpriv.audit.results.audit import Audit
 from fedpriv.audit.run_audit import Audited, AuditOptions, audit_record
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UsageError
-from fedpriv.seeding import one_thread
 from fedpriv.wire import Payload, Sealed, seal
 from fedpriv.wire.coding import is_model
 

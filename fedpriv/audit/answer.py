@@ -6,7 +6,7 @@ The first of these rules that holds gives the words:
 1. *Samples were recovered* from a message that a client sent: training images, more of them than the nearest public image or flat
    images recover at the same threshold (MSE < 0.01, 0.001 or 0.0001); or images from class centres; or a sentence, word for word;
    or rows of a table, right in every cell, and hardly by chance (:func:`fedpriv.attacks.scoring.row_scores.sure_rows`); or a
-   client's only row, which its statistics of before round 1 tell in every cell.
+   client's rows, such as its only one, which its statistics of before round 1 tell in every cell.
 2. *Words were found*: of the tokens that an attack named as a message's, at least half were in it, and far more than of random
    words (:func:`fedpriv.audit.judge.texts.naming_words`). *Cells were found*: of rows of a table, more cells than guesses have
    right, and so many hardly by chance (:func:`fedpriv.audit.judge.rows.cells`); or cells that a client's statistics of before

@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from fedpriv.attacks.core.threads import one_thread
 from fedpriv.audit import report
 from fedpriv.audit.answer import NOT_KNOWN
 from fedpriv.audit.conditions import conditions, first_met
@@ -22,7 +23,7 @@ from fedpriv.audit.results.stored import read_audit, to_json
 from fedpriv.audit.run_audit import Audited, AuditOptions
 from fedpriv.files import Damaged, check_place
 from fedpriv.recorder.reader import is_record
-from fedpriv.seeding import default_torch, one_thread
+from fedpriv.seeding import default_torch
 from fedpriv.tracking import ForeignStore, TrackingError, find_run, sync
 from fedpriv.untrusted.names import printable
 from fedpriv.untrusted.notes import note

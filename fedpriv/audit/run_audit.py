@@ -175,7 +175,7 @@ def _attacked(run: AuditedRun, record: Record, options: AuditOptions, progress: 
     """The findings of all attacks. Processes share them: samples behind the messages, members, and what else a client holds."""
     parts = [
         partial(_of_samples, run, record, options, progress, workers),
-        partial(_finished, "members", _of_members, run, record, options, progress),
+        partial(_finished, "members", partial(_of_members, workers=workers), run, record, options, progress),
         partial(_finished, "clients", _of_clients, run, record, options, progress),
     ]
     samples, members, clients = forked(parts, workers)
@@ -249,11 +249,11 @@ def _finished(
     return progress.finished.part(*facts, form=form, compute=lambda: attack(run, record, options, progress))
 
 
-def _of_members(run: AuditedRun, record: Record, options: AuditOptions, progress: Progress) -> _Findings:
+def _of_members(run: AuditedRun, record: Record, options: AuditOptions, progress: Progress, workers: int = 1) -> _Findings:
     """Whether given samples are among a client's own."""
     earlier, members = _earlier(record, options), None
     if isinstance(record, RunRecord):
-        members = in_rounds(record, earlier, options.membership_shadows, options.seed, progress)
+        members = in_rounds(record, earlier, options.membership_shadows, options.seed, progress, workers)
     elif options.membership_shadows:
         members = record.members(options, earlier, progress)
     progress.end_step()

@@ -93,8 +93,8 @@ def attack(name: str, assignments: tuple[str, ...], threat: str, **chosen: Any) 
     check_name("attacks", "attack", name)
     loading()
     from fedpriv.attacks.attack import ATTACKS, image_attacks, row_attacks, text_attacks
+    from fedpriv.attacks.core.threads import one_thread
     from fedpriv.config import parse_assignment
-    from fedpriv.seeding import one_thread
 
     options = dict(map(parse_assignment, assignments))
     label = None if name == MASKS else options.pop(LABEL, None)

@@ -19,7 +19,8 @@ from fedpriv.untrusted.names import printable
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fedpriv.api.groups import Group
+    from fedpriv.api.comparison.groups import Group
+    from fedpriv.api.comparison.stored import StoredRun
     from fedpriv.scores.catalogue import Score
     from fedpriv.tracking import Record
 
@@ -63,27 +64,27 @@ def compare(
     Example: fedpriv compare runs/a runs/b
              fedpriv compare runs/* --against fedavg --latex table.tex
     """
-    from fedpriv.api.comparability import contradictions, labels, not_comparable, repeated
-    from fedpriv.api.comparing import as_row, common_score, figures, gains_between, in_best_rounds
-    from fedpriv.api.gains import signed
-    from fedpriv.api.groups import groups_between, reference_of
-    from fedpriv.api.tables import as_csv, as_latex, as_markdown, mean_over, over_all_rounds
+    from fedpriv.api.comparison.comparability import contradictions, not_comparable, repeated
+    from fedpriv.api.comparison.comparing import as_row, gains_between
+    from fedpriv.api.comparison.gains import signed
+    from fedpriv.api.comparison.groups import groups_between, reference_of
+    from fedpriv.api.comparison.side_by_side import Comparison
+    from fedpriv.api.comparison.tables import as_csv, as_latex, as_markdown, mean_over, over_all_rounds
     from fedpriv.files import write_atomically
     from fedpriv.plots import compare_curves
 
     folders = run_folders(runs, runs_dir)
-    at_best = in_best_rounds(folders)
-    rows = [figures(folder, at_best) for folder in folders]
-    named, score = labels(folders, rows), common_score(rows)
+    compared = Comparison(folders)
+    rows, named, score = compared.rows, compared.labels, compared.score
     contradicted = contradictions(named, rows)
-    groups = groups_between(folders, named, at_best, against)
+    groups = groups_between(compared, against)
     reference = reference_of(groups, against)
 
     out = console(width=160)
     numbered = out.width < 104  # too narrow for names, which are printed below
     out.print(_table(rows, numbered, score))
     if any(group.averaged_rounds is not None for group in groups):
-        key = "on validation data (train.patience)" if at_best else "(eval.last)"
+        key = "on validation data (train.patience)" if compared.at_best else "(eval.last)"
         out.print(f"scores of a finished run: {mean_over(groups)} {key}", soft_wrap=True)
     if (short := over_all_rounds(groups)) is not None:
         out.print(short, soft_wrap=True)
@@ -98,9 +99,9 @@ def compare(
         beside_it = {f"{beside(score).name}_mean": group.usual.mean, f"{beside(score).name}_std": group.usual.std}
         ranked = {f"{score.name}_mean": group.value.mean, f"{score.name}_std": group.value.std}
         difference = None if group.difference is None else asdict(group.difference)
-        compared = {"from_best": difference} if against is None else {"against": group.against, "difference": difference}
+        paired = {"from_best": difference} if against is None else {"against": group.against, "difference": difference}
         of_group = {"label": group.label, "runs": group.runs, "repeated": group.repeated}
-        summaries.append(of_group | beside_it | ranked | compared)
+        summaries.append(of_group | beside_it | ranked | paired)
         if (line := spread_of(group)) is not None:
             out.print(line, soft_wrap=True)
         elif group.contradicted:
@@ -111,24 +112,25 @@ def compare(
         if reference is None or group is reference:
             continue
         named_by = f"{group.label} against {'the best, ' if against is None else ''}{reference.label}"
-        paired = group.difference
-        if paired is not None and (paired.over == "runs" or against is not None):
-            by = f"{signed(score, paired.mean)}{' points' if score.in_percent else ''}"
-            out.print(f"{named_by}: {by} ({paired.interval(score)})", soft_wrap=True)
-        elif paired is None and (group.pairs or against is not None):
+        gap = group.difference
+        if gap is not None and (gap.over == "runs" or against is not None):
+            by = f"{signed(score, gap.mean)}{' points' if score.in_percent else ''}"
+            out.print(f"{named_by}: {by} ({gap.interval(score)})", soft_wrap=True)
+        elif gap is None and (group.pairs or against is not None):
             why = f"only {group.pairs or 0} of {group.counted} and {reference.counted} runs have the same seed and clients"
             out.print(f"{named_by}: no difference, as {why}", soft_wrap=True)
-    gains = gains_between(folders)
+    gains = gains_between(compared)
     for gain in gains:
         out.print(str(gain), soft_wrap=True)
     if {row["split"] for row in rows} == {"validation"}:
         out.print("scores are on the clients' validation data (eval.split), not on their test data", soft_wrap=True)
-    for why in (*contradicted.values(), *not_comparable(folders, rows)):
+    for why in (*contradicted.values(), *not_comparable(compared.runs, rows)):
         say(f"warning: {why}", err=True)
     repeats = repeated(named, rows)
     distinct = {label: [index for index in own if not repeats[index]] for label, own in members.items()}
     done = {label: [index for index in own if rows[index]["status"] == "finished"] for label, own in distinct.items()}
-    curves = {printable(label): [_tested(folders[index]) for index in done[label] or own] for label, own in distinct.items()}
+    drawn = {label: [compared.runs[index] for index in done[label] or own] for label, own in distinct.items()}
+    curves = {printable(label): list(map(_tested, runs_of_label)) for label, runs_of_label in drawn.items()}
     try:
         leaks = {printable(label): _leaks([rows[index] for index in own], score) for label, own in members.items()}
         compare_curves(curves, output, leaks, score)
@@ -223,13 +225,10 @@ def _left_out_of(group: Group) -> str:
     return f" ({text} left out)" if text else ""
 
 
-def _tested(folder: Path) -> list[Record]:
+def _tested(run: StoredRun) -> list[Record]:
     """The records of a run, without the rounds before a fine-tuning at its end, whose accuracies are not comparable."""
-    from fedpriv.api.comparing import summary
-    from fedpriv.tracking import read_records
-
-    first = summary(folder).get("tested_from", 1)
-    return [record for record in read_records(folder) if first == 1 or record["round"] >= first]
+    first = run.summary.get("tested_from", 1)
+    return [record for record in run.records if first == 1 or record["round"] >= first]
 
 
 def _leaks(rows: Sequence[dict[str, Any]], score: Score) -> list[tuple[float, float]]:

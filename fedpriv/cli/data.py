@@ -85,7 +85,7 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
     from fedpriv.data.sources import open_data
     from fedpriv.data.user_data.owners import GIVEN, owners_of, with_clients
     from fedpriv.plots.partition import draw_partition
-    from fedpriv.simulation.setup import resolve
+    from fedpriv.simulation.open_keys import resolve
 
     # Participation does not affect the partition, so the file's share need not suit --clients.
     config = config_from(config_file, assignments, flags | {"participation": 1.0})

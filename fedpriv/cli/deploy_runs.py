@@ -91,7 +91,7 @@ def run(
             raise UsageError(
                 f"data.clients {config.data.clients}: the deployment has numbered {clients} (`fedpriv deploy add-client`)"
             )
-        config = config.model_copy(update={"data": config.data.model_copy(update={"clients": clients})})
+        config = config.with_values("data", clients=clients)
     names_data = "name" in config.data.model_fields_set  # else the clients' own, or the default
     run_dir = (config.run_dir or paths.runs / default_name(config, names_data)).absolute()
     RunFolder(run_dir).check_new()  # before any client is asked

@@ -60,7 +60,7 @@ def probe(
         check_device(device)
     from rich.table import Table
 
-    from fedpriv.simulation.probe_finished_run import probe_run
+    from fedpriv.simulation.finished.probe import probe_run
     from fedpriv.tracking import find_run
 
     folder = find_run(run_name, runs_dir)

@@ -16,7 +16,7 @@ from fedpriv.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fedpriv.api.groups import Group
+    from fedpriv.api.comparison.groups import Group
 
 
 @command(main, "sweep")
@@ -58,7 +58,7 @@ def sweep(
         fixed["plugins"] = [str(file) for file in dict.fromkeys((*parsed(config_file, {})[0].plugins, *plugins))]
     grid = grid_of(config_file, fixed, swept, seeds)
     loading()
-    from fedpriv.api.groups import as_row
+    from fedpriv.api.comparison.groups import as_row
     from fedpriv.api.sweeping import chosen_on, play
 
     out = console(width=160)
@@ -85,7 +85,7 @@ def table(groups: tuple[Group, ...]) -> Table:
     """The groups as a table, in their order."""
     from rich.table import Table
 
-    from fedpriv.api.tables import cells, head
+    from fedpriv.api.comparison.tables import cells, head
 
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for number, column in enumerate(head(groups)):

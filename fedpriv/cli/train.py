@@ -88,10 +88,11 @@ def train(
         folders.append(outcome.folder.path)
     if seeds is None:
         return summaries[0]
-    from fedpriv.api.groups import as_row, groups_between
+    from fedpriv.api.comparison.groups import as_row, groups_between
+    from fedpriv.api.comparison.side_by_side import Comparison
     from fedpriv.cli.compare import spread_of
 
-    (group,) = groups_between(folders)
+    (group,) = groups_between(Comparison(folders))
     console().print(f"\n{spread_of(group) or f'{group.label}: {len(folders)} run, so no spread over seeds'}", soft_wrap=True)
     return {"runs": summaries, "group": as_row(group)}
 

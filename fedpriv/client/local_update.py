@@ -10,6 +10,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
+from fedpriv.client.kept_optimisers import KeptOptimisers
 from fedpriv.client.learner import LocalBatch, ModelLearner
 from fedpriv.client.model import CHUNK, ClientModel
 from fedpriv.client.resident import Resident
@@ -36,8 +37,6 @@ PLAIN_SGD = {
     "clip_grad_norm": None,
 }  # fmt: skip
 """The options of a plain phase (:attr:`Phase.plain`), whatever the config says."""
-OPTIMISER = "optimizer"
-"""First part of the names of optimisers' states among a client's private state."""
 AUGMENTED_TOGETHER = 256
 """Samples that are augmented at once, if a batch is smaller: an augmentation has a fixed cost per call."""
 
@@ -94,7 +93,7 @@ class ModelLocalUpdate:
         self._learner: ModelLearner | None = None
         self._companion: ModelLearner | None = None
         self._phase_steps = 0
-        self._optimisers: dict[str, Tensor] = {}
+        self._kept = KeptOptimisers(private) if config.train.carries_steps and purpose == "train" else None
         self._has_companion = False
         self._augment = augment
         self._caches = config.train.cache_features and augment is None
@@ -265,32 +264,24 @@ class ModelLocalUpdate:
         rates = rates_of_steps(train, lr, steps) if self._purpose == "train" else [lr]
         if phase.plain:
             train = train.model_copy(update=PLAIN_SGD)
-        self._phase_steps, prefix = steps, self._state_prefix(phase, name)
-        kept = {key.removeprefix(prefix): value for key, value in self.private.items() if key.startswith(prefix)}
-        return ModelLearner(model, phase, train, rates, self.unused, kept if self._carries(phase) else None)
+        self._phase_steps = steps
+        kept = None if self._kept is None or phase.plain else self._kept.of(self._optimiser_name(phase, name))
+        return ModelLearner(model, phase, train, rates, self.unused, kept)
 
-    def _carries(self, phase: Phase) -> bool:
-        """Whether a phase goes on with the optimiser of the client's last round (``train.keep_optimizer``)."""
-        return self.config.train.carries_steps and self._purpose == "train" and not phase.plain
-
-    def _state_prefix(self, phase: Phase, name: str) -> str:
-        """The prefix of the names of an optimiser's state: the phase's roles, not its number, as phases may change from round to
-        round."""
+    def _optimiser_name(self, phase: Phase, model: str) -> str:
+        """The name of a phase's optimiser: by its roles, not its number, as phases may change from round to round."""
         number = sum(result.roles == phase.trains for result in self.phase_results)
-        return f"{OPTIMISER}/{'+'.join(sorted(phase.trains))}/{number}/{name}/"
+        return f"{'+'.join(sorted(phase.trains))}/{number}/{model}"
 
     def _keep_optimisers(self, phase: Phase) -> None:
         for name, learner in (("model", self._learner), ("companion", self._companion)):
-            if learner is not None and self._carries(phase):
-                prefix = self._state_prefix(phase, name)
-                self._optimisers |= {prefix + key: value for key, value in learner.optimiser_state().items()}
+            if learner is not None and self._kept is not None and not phase.plain:
+                self._kept.keep(self._optimiser_name(phase, name), learner)
 
     @property
-    def optimisers(self) -> dict[str, Tensor]:
+    def optimisers(self) -> Mapping[str, Tensor]:
         """The states of the client's optimisers, for its next local update; empty unless ``train.keep_optimizer``."""
-        if not self.config.train.carries_steps:
-            return {}
-        return {**{key: value for key, value in self.private.items() if key.startswith(f"{OPTIMISER}/")}, **self._optimisers}
+        return {} if self._kept is None else self._kept.states
 
     def _lr(self, phase: Phase) -> float:
         return rate_of_round(self.config.train, self.round, phase.lr)

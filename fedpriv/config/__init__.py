@@ -4,8 +4,9 @@ from fedpriv.config.data import DataConfig, LabelKind, PartitionConfig
 from fedpriv.config.machinery import ExecutorConfig, TrackingConfig
 from fedpriv.config.model import ModelConfig
 from fedpriv.config.reading import assign, filled, laid_over, lay_over, load_config, lookup, parse, parse_assignment, read_yaml
-from fedpriv.config.run import RunConfig, usual_share
+from fedpriv.config.run import RunConfig
 from fedpriv.config.sections import NamedOptions
+from fedpriv.config.shares import part_of, usual_share
 from fedpriv.config.training import EvalConfig, TrainConfig
 from fedpriv.config.wire import PrivacyConfig, WireConfig
 
@@ -30,6 +31,7 @@ __all__ = [
     "lookup",
     "parse",
     "parse_assignment",
+    "part_of",
     "read_yaml",
     "usual_share",
 ]

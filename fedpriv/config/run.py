@@ -1,7 +1,7 @@
 """The one config of a run: typed, validated, and written to YAML.
 
 A run is a function of this object. ``None`` in a field means "what the data set or the method suggests";
-:func:`fedpriv.simulation.setup.load` fills those in, and it is the filled-in config that a run stores.
+:func:`fedpriv.simulation.inputs.loading.load` fills those in, and it is the filled-in config that a run stores.
 """
 
 from __future__ import annotations
@@ -18,18 +18,11 @@ from fedpriv.config.data import DataConfig
 from fedpriv.config.machinery import AboutConfig, ExecutorConfig, TrackingConfig
 from fedpriv.config.model import ModelConfig
 from fedpriv.config.sections import NamedOptions, Section
+from fedpriv.config.shares import USUAL_PARTICIPANTS, part_of
 from fedpriv.config.training import EvalConfig, TrainConfig
 from fedpriv.config.wire import PrivacyConfig, WireConfig
 from fedpriv.errors import UsageError
 from fedpriv.untrusted import plain_yaml
-
-USUAL_PARTICIPANTS = 10
-"""Clients a round where ``train.participation`` is not set: what 100 clients at 10 %, the papers' usual setting, come to."""
-
-
-def usual_share(holders: int) -> float:
-    """The share of the clients that take part in a round where none is given, of so many that hold training data."""
-    return min(1.0, USUAL_PARTICIPANTS / max(1, holders))
 
 
 class RunConfig(Section):
@@ -116,16 +109,20 @@ class RunConfig(Section):
 
     def _selects_nobody(self) -> str | None:
         share = self.train.participation
-        if share is None or int(share * self.data.clients + 1e-9) >= 1:
+        if share is None or part_of(self.data.clients, share) >= 1:
             return None
         return (
             f"train.participation {share} of {self.data.clients} clients selects no client; "
             f"at least {1 / self.data.clients:g} selects one"
         )
 
+    def with_values(self, section: str, **values: Any) -> RunConfig:
+        """The config with other values of some keys of a section; they are not checked."""
+        return self.model_copy(update={section: getattr(self, section).model_copy(update=values)})
+
     def with_clients(self, number: int) -> RunConfig:
         """The config for so many clients; :class:`UsageError` where it then selects none of them."""
-        config = self.model_copy(update={"data": self.data.model_copy(update={"clients": number})})
+        config = self.with_values("data", clients=number)
         if (why := config._selects_nobody()) is not None:
             raise UsageError(why)
         return config
@@ -138,11 +135,11 @@ class RunConfig(Section):
     def participants_of(self, available: int) -> int:
         """How many of so many clients take part in a round."""
         share = self.train.participation
-        return min(USUAL_PARTICIPANTS, available) if share is None else max(1, int(share * available + 1e-9))
+        return min(USUAL_PARTICIPANTS, available) if share is None else max(1, part_of(available, share))
 
     def with_check(self, check: bool) -> RunConfig:
         """The same, whose clients refuse downloads with marks of an attack, or (false) take them unchecked."""
-        return self.model_copy(update={"wire": self.wire.model_copy(update={"check_downloads": check})})
+        return self.with_values("wire", check_downloads=check)
 
     def to_yaml(self) -> str:
         """All keys as YAML, for a config with nothing left open: read back, each of them counts as chosen."""

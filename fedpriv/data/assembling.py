@@ -18,6 +18,7 @@ from fedpriv.data.labels import look_like_numbers, read_labels, read_numbers, sp
 from fedpriv.data.statistics.cells import Cells
 from fedpriv.data.subsets import at_most, hold_out
 from fedpriv.data.tables.columns import Columns
+from fedpriv.data.tables.files import called
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -73,12 +74,12 @@ def assemble(
     kept = [np.arange(len(values)) for values in labels]
     if choice.keep:
         if missing := [cls for cls in choice.keep if cls not in classes]:
-            raise UsageError(f"{tables[0].origin} has no class {missing[0]!r} in column {columns.label!r}")
+            raise UsageError(f"{tables[0].origin} has no class {missing[0]!r} in {called(tables[0], columns.label)}")
         new_id = np.full(len(classes), -1)
         new_id[[classes.index(cls) for cls in choice.keep]] = np.arange(len(choice.keep))
         labels, classes = [new_id[values] for values in labels], choice.keep
         kept = [np.flatnonzero(values >= 0) for values in labels]
-    notes += spellings(classes, columns.label, "classes")
+    notes += spellings(classes, called(tables[0], columns.label), "classes")
     strata = [values.astype(np.int64) if target is None else np.zeros(len(values), np.int64) for values in labels]
     if choice.at_most is not None:
         kept[0] = kept[0][at_most(strata[0][kept[0]], choice.at_most)]
@@ -142,7 +143,8 @@ def assemble(
         ]
         assert owners[0] is not None
         clients = np.unique(owners[0]).tolist()
-        notes.extend((*_like_missing(clients, name, "client", "client"), *spellings(clients, name, "clients")))
+        where = f"column {name!r}"
+        notes.extend((*_like_missing(clients, where, "client", "client"), *spellings(clients, where, "clients")))
         return owners[0], owners[1]
 
     return Opened(
@@ -173,12 +175,12 @@ def _labels(tables: list[Table], columns: Columns, task: LabelKind | None) -> _L
     """The labels as class ids, or as numbers where the config says so, or a table's labels look so."""
     import datasets
 
-    column, notes = columns.label, list[str]()
+    column, where, notes = columns.label, called(tables[0], columns.label), list[str]()
     if _are_numbers(tables, columns, task):
         numbers, unit = read_numbers(tables, column)
         if task is None:
             notes.append(
-                f"the labels in column {column!r} are numbers, {len(np.unique(numbers[0])):,} different ones: a regression "
+                f"the labels in {where} are numbers, {len(np.unique(numbers[0])):,} different ones: a regression "
                 "predicts them (data.task=classification makes each of them a class)"
             )
         return _Labels([*numbers], (), NumberColumn(column, 0.0, 1.0, unit=unit or None), notes)
@@ -186,8 +188,8 @@ def _labels(tables: list[Table], columns: Columns, task: LabelKind | None) -> _L
     if not isinstance(tables[0].features[column], datasets.ClassLabel):
         if unused := len(classes) - len(np.unique(np.concatenate(labels))):
             which = f"{unused} of the numbers from 0 to {classes[-1]} do not occur, and their classes are empty"
-            notes.append(f"the labels in column {column!r}: {which}; names in place of numbers leave no gaps")
-        notes += _like_missing(classes, column, "class", "label")
+            notes.append(f"the labels in {where}: {which}; names in place of numbers leave no gaps")
+        notes += _like_missing(classes, where, "class", "label")
     return _Labels([*labels], classes, None, notes)
 
 
@@ -213,10 +215,10 @@ def _check_test_columns(tables: Sequence[Table], columns: Columns) -> None:
                 raise UsageError(f"{table.origin} lacks the column {name!r} of {tables[0].origin}; {there}{hint}")
 
 
-def _like_missing(values: Sequence[Any], column: str, read_as: str, missing: str) -> Iterator[str]:
-    """A line on the values of a column that look like a missing one, if there are any."""
+def _like_missing(values: Sequence[Any], where: str, read_as: str, missing: str) -> Iterator[str]:
+    """A line on values that look like a missing one, if there are any."""
     if odd := [value for value in values if str(value).strip().lower() in _MISSING]:
-        reading = f"column {column!r}: {odd[0]!r} is read as a {read_as} of that name"
+        reading = f"{where}: {odd[0]!r} is read as a {read_as} of that name"
         yield f"{reading}; leave out these rows if their {missing} is missing"
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.data.tables.files import class_names
+from fedpriv.data.tables.files import called, class_names
 from fedpriv.errors import UsageError
 from fedpriv.untrusted.names import first_few
 
@@ -47,8 +47,8 @@ def read_labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64
         classes = given
     elif (quantities := _no_classes(raw[0], values[0])) is not None:
         raise UsageError(
-            f"{tables[0].origin}: column {column!r} holds {quantities}; a label is a class, which samples share: name another "
-            "column (--set data.label=NAME), or put a class, such as a range, in place of each; of rows of a table, "
+            f"{tables[0].origin}: {called(tables[0], column)} holds {quantities}; a label is a class, which samples share: name "
+            "another column (--set data.label=NAME), or put a class, such as a range, in place of each; of rows of a table, "
             "data.task=regression predicts numbers"
         )
     elif numbered:
@@ -87,26 +87,27 @@ def read_numbers(tables: list[Table], column: str) -> tuple[list[NDArray[np.floa
         if (numbers := numbers_of(values)) is None and is_string(values):
             numbers, odd = plain_numbers(values)
         if odd is not None:
-            what = f"the label in column {column!r} is {values[odd].as_py()!r}, and no number"
+            what = f"the label in {called(table, column)} is {values[odd].as_py()!r}, and no number"
             raise UsageError(f"{table.at(odd)}: {what}; mend or leave out the row, or predict classes (data.task=classification)")
         if numbers is None or numbers.unit in DATED:
             what = "no numbers" if numbers is None else DATED[numbers.unit]
-            raise UsageError(f"{table.origin}: column {column!r} holds {what}, which data.task=regression cannot predict")
+            raise UsageError(f"{table.origin}: {called(table, column)} holds {what}, which data.task=regression cannot predict")
         if (rows := np.flatnonzero(~np.isfinite(numbers.values))).size:
             value = numbers.values[rows[0]]
             what = "missing" if np.isnan(value) else f"{value}"
-            raise UsageError(f"{table.at(rows[0])}: the label in column {column!r} is {what}; mend or leave out the row")
+            raise UsageError(f"{table.at(rows[0])}: the label in {called(table, column)} is {what}; mend or leave out the row")
         read.append(numbers)
         if units_differ(read[0], numbers):
             units = " and ".join(other.unit or "plain numbers" for other in (read[0], numbers))
-            raise UsageError(f"{table.origin}: the labels in column {column!r} are written in two ways: {units}")
+            raise UsageError(f"{table.origin}: the labels in {called(table, column)} are written in two ways: {units}")
     return [numbers.values for numbers in read], read[0].unit
 
 
-def spellings(values: Iterable[object], column: str, read_as: str) -> Iterator[str]:
-    """A line on the values of a column that differ in capital letters, spaces, unseen characters or Unicode form alone.
+def spellings(values: Iterable[object], where: str, read_as: str) -> Iterator[str]:
+    """A line on values that differ in capital letters, spaces, unseen characters or Unicode form alone.
 
     Args:
+        where: the column, for the line.
         read_as: what the values are, in the plural.
     """
     groups: dict[str, list[str]] = {}
@@ -116,7 +117,7 @@ def spellings(values: Iterable[object], column: str, read_as: str) -> Iterator[s
     if alike := [" and ".join(map(repr, group)) for group in groups.values() if len(group) > 1]:
         more = f", and {len(alike) - _SHOWN} more" if len(alike) > _SHOWN else ""
         yield (
-            f"column {column!r}: {', '.join(alike[:_SHOWN])}{more} are different {read_as}, though they differ only in capital "
+            f"{where}: {', '.join(alike[:_SHOWN])}{more} are different {read_as}, though they differ only in capital "
             "letters, spaces or the form of Unicode; write them alike if they are the same"
         )
 
@@ -136,19 +137,19 @@ def _column(table: Table, name: str) -> pa.ChunkedArray:
 def _values(table: Table, column: pa.ChunkedArray, name: str, given: tuple[str, ...] | None) -> NDArray[Any]:
     """The values of a column of labels ``(N,)``; as names, where the table names its classes otherwise than ``given``."""
     if column.null_count:
-        raise UsageError(f"{table.origin} has {column.null_count} rows without a label in column {name!r}")
+        raise UsageError(f"{table.origin} has {column.null_count} rows without a label in {called(table, name)}")
     values: NDArray[Any] = column.to_numpy()
     if not len(values):
         raise UsageError(f"{table.origin} has no rows")
     if np.issubdtype(values.dtype, np.floating) and (rows := np.flatnonzero(~np.isfinite(values))).size:
-        raise UsageError(f"{table.at(rows[0])}: the label in column {name!r} is {values[rows[0]]}")
+        raise UsageError(f"{table.at(rows[0])}: the label in {called(table, name)} is {values[rows[0]]}")
     if np.issubdtype(values.dtype, np.floating):
         values = values + 0.0  # makes -0.0 0.0
     if values.dtype == object and isinstance(values[0], np.ndarray | dict | bytes):
-        raise UsageError(f"{table.origin}: column {name!r} holds no labels but a {type(values[0]).__name__} in each row")
+        raise UsageError(f"{table.origin}: {called(table, name)} holds no labels but a {type(values[0]).__name__} in each row")
     blank = [row for row, value in enumerate(values) if not str(value).strip()] if values.dtype == object else []
     if blank:
-        raise UsageError(f"{table.at(blank[0])}: the label in column {name!r} is empty")
+        raise UsageError(f"{table.at(blank[0])}: the label in {called(table, name)} is empty")
     names = class_names(table, name)
     if names is None or names == given:
         return values
@@ -160,14 +161,14 @@ def _numbered(tables: list[Table], values: list[NDArray[Any]], column: str) -> t
     for table, array in zip(tables, values, strict=True):
         if (rows := np.flatnonzero(array < 0)).size:
             raise UsageError(
-                f"{table.at(rows[0])}: label {array[rows[0]]} in column {column!r} is negative; number the classes from 0, "
+                f"{table.at(rows[0])}: label {array[rows[0]]} in {called(table, column)} is negative; number the classes from 0, "
                 "or name them, and leave out samples without a label; of rows of a table, data.task=regression predicts numbers"
             )
     highest = max(int(array.max()) for array in values)
     if highest >= sum(map(len, values)):
         raise UsageError(
-            f"{tables[0].origin}: label {highest} in column {column!r} is too high; number the classes from 0, or name them; "
-            "of rows of a table, data.task=regression predicts numbers"
+            f"{tables[0].origin}: label {highest} in {called(tables[0], column)} is too high; number the classes from 0, or name "
+            "them; of rows of a table, data.task=regression predicts numbers"
         )
     return tuple(map(str, range(highest + 1)))
 
@@ -186,7 +187,7 @@ def _ids(table: Table, values: NDArray[Any], column: str, classes: tuple[str, ..
     outside = np.flatnonzero((ids < 0) | (ids >= len(classes)))
     if len(outside):
         shown = values[outside].tolist()[0]
-        what = f"label {shown!r} in column {column!r} is none of the {len(classes)} classes"
+        what = f"label {shown!r} in {called(table, column)} is none of the {len(classes)} classes"
         raise UsageError(f"{table.at(outside[0])}: {what}: {first_few(classes, _SHOWN)}")
     return ids
 

@@ -15,7 +15,7 @@ from fedpriv.models.text.pretrained import is_local
 from fedpriv.models.user_net import is_user_net
 from fedpriv.plugins import load_plugins
 from fedpriv.scores.catalogue import score_named
-from fedpriv.simulation.setup import with_schedule
+from fedpriv.simulation.open_keys import with_schedule
 from fedpriv.tracking import check_tracking
 
 

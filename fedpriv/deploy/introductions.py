@@ -25,8 +25,8 @@ from fedpriv.server.best import check_patience
 from fedpriv.server.statistics import Gathered, counted_classes, gather
 from fedpriv.simulation.inputs.statistics import note_on_statistics
 from fedpriv.simulation.inputs.unseen import SampleForm
+from fedpriv.simulation.open_keys import note_on_imbalance, resolve, with_default_share, with_metric
 from fedpriv.simulation.run_setup import settle
-from fedpriv.simulation.setup import note_on_imbalance, resolve, with_default_share, with_metric
 from fedpriv.wire import Refused, Sealed
 
 
@@ -135,7 +135,7 @@ def _without_search(config: RunConfig) -> RunConfig:
     """The config with some noise where that for a target epsilon would be searched for, which takes seconds."""
     privacy = config.privacy
     some = {"noise": 1.0, "target_epsilon": None} if privacy.target_epsilon is not None else {}
-    return config.model_copy(update={"privacy": privacy.model_copy(update=some)})
+    return config.with_values("privacy", **some)
 
 
 def agreement_of(config: RunConfig, facts: Sequence[Facts], statistics: Gathered | None) -> Agreement:

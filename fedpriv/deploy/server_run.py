@@ -27,8 +27,9 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged, load_json, save_json
 from fedpriv.server.rounds import Server
 from fedpriv.server.statistics import Gathered
-from fedpriv.simulation.results import write_results
-from fedpriv.simulation.run import OnRound, Warn, note_beginning, run_server, save_given
+from fedpriv.simulation.beginning import note_beginning, save_given
+from fedpriv.simulation.driving import OnRound, Warn, run_server
+from fedpriv.simulation.finished.results import write_results
 from fedpriv.storage.run_folder import RunFolder
 
 OnStart = Callable[[Agreement, RunFolder], None]

@@ -23,12 +23,13 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
+from fedpriv.attacks.core.threads import one_thread
 from fedpriv.client.model import CHUNK
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.subsets import in_proportion
 from fedpriv.errors import UsageError
 from fedpriv.samples import laid_out
-from fedpriv.seeding import generator, global_rng, one_thread
+from fedpriv.seeding import generator, global_rng
 
 FRACTIONS = (1.0, 0.1, 0.01)
 """Shares of the training labels that the classifier uses (L-DAWA, tables 2 and 3)."""

@@ -228,7 +228,7 @@ class _Runner:
         else:
             config = self.experiment.config(label, seed)
             if self.data_dir is not None:
-                config = config.model_copy(update={"data": config.data.model_copy(update={"dir": None})})
+                config = config.with_values("data", dir=None)
             file = self.asked / f"{label}-s{seed}.yaml"
             file.write_text(plain_yaml.dump(config.chosen()), encoding="utf-8")
             arguments = ["train", "--config", str(file), "--run-dir", str(folder.path)]

@@ -16,7 +16,7 @@ from fedpriv.methods.build import with_options
 from fedpriv.models.user_net import is_user_net
 from fedpriv.plugins import load_plugins
 from fedpriv.simulation.inputs.texts import on_frozen_features
-from fedpriv.simulation.setup import resolve
+from fedpriv.simulation.open_keys import resolve
 from fedpriv.storage.provenance import other_code
 from fedpriv.tracking import flatten
 

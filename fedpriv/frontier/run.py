@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from fedpriv.attacks.core.threads import one_thread
 from fedpriv.audit import report
 from fedpriv.audit.results.audit import AuditedRun
 from fedpriv.audit.results.stored import to_json
@@ -29,7 +30,6 @@ from fedpriv.frontier.plan import Plan
 from fedpriv.frontier.result import Confirmation, DefenceSearch, Frontier
 from fedpriv.frontier.search import Replayed, Search, measured, search
 from fedpriv.frontier.show import markdown
-from fedpriv.seeding import one_thread
 from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking import parent_run, sync
 

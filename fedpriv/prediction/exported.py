@@ -15,7 +15,7 @@ from fedpriv.data.preprocessing.stored import FILE, MODEL, TOKENIZER
 from fedpriv.errors import FedprivError, UsageError, in_a_line
 from fedpriv.files import write_atomically
 from fedpriv.prediction.restored import FinalModel
-from fedpriv.simulation.final_model import exported
+from fedpriv.simulation.finished.final_model import exported
 from fedpriv.tracking.packaged import TAKEN, save_mlflow_model
 
 Format = Literal["pt2", "mlflow"]

@@ -26,7 +26,7 @@ from fedpriv.models.text.transformer import TextEncoder, text_encoder
 from fedpriv.prediction.predictor import encode, predict
 from fedpriv.samples import Inputs, laid_out, tensors
 from fedpriv.seeding import global_rng
-from fedpriv.simulation.final_model import Plain
+from fedpriv.simulation.finished.final_model import Plain
 from fedpriv.simulation.inputs.described import encoder_of
 from fedpriv.simulation.inputs.unseen import SampleForm
 from fedpriv.storage.run_folder import RunFolder

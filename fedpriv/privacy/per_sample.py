@@ -15,8 +15,9 @@ from functools import cached_property
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 
+from fedpriv.attacks.core.functional import functional_call
 from fedpriv.interfaces import Loss, Step
 from fedpriv.methods.base import Phase
 from fedpriv.models.net import Net, Outputs

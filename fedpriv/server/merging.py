@@ -28,7 +28,7 @@ def merge(method: Method, server: ServerState, uploads: Sequence[Upload]) -> Ser
     have the server's values). The mean over all rows is then the mean over the holders.
 
     Args:
-        uploads: at least one, ordered by client, as checked on arrival (:mod:`fedpriv.server.arrivals`).
+        uploads: at least one, ordered by client, as checked on arrival (:mod:`fedpriv.server.answers.arrivals`).
     """
     whole = method.context.space
     arrived = [(upload, frozenset(upload.shapes)) for upload in uploads]
@@ -57,6 +57,7 @@ def merge(method: Method, server: ServerState, uploads: Sequence[Upload]) -> Ser
         whole=whole,
         large=large,
         unsent=frozenset(method.shared_names) - method.context.masked - sent,
+        senders=None if all(names >= sent for _, names in arrived) else [names for _, names in arrived],
     )
     complete(matrix, [names for _, names in arrived], method.aggregation.weigh(matrix))
     return _merged(method, server, matrix)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedpriv.server.arrivals import Arrivals
+from fedpriv.server.answers.arrivals import Arrivals
+from fedpriv.server.answers.reported import means
 from fedpriv.server.clients import Evaluation
 from fedpriv.server.next_state import LocalUpdates, Outcome
-from fedpriv.server.reported import means
 
 
 @dataclass
@@ -18,8 +18,8 @@ class RoundRecord:
     """The record of a round as it is put together; ``fedpriv/storage/records.py`` describes its keys.
 
     Attributes:
-        metrics: numbers by name. The server's own names also stand in ``_RESERVED`` of ``fedpriv/server/reported.py``, so that
-            clients cannot report them.
+        metrics: numbers by name. The server's own names also stand in ``_RESERVED`` of
+            ``fedpriv/server/answers/reported.py``, so that clients cannot report them.
         per_client: the clients' scores, as in :class:`Evaluation`; empty: clients were not tested.
         clients: lists of clients by what became of them.
     """
@@ -83,8 +83,7 @@ class RoundRecord:
         """Add the lists of clients whose local updates were left out, and of those in secure sums.
 
         Args:
-            opened_sum: the clients of a secure sum that was opened for the present model but led to no new model; ``None``: no
-                such sum.
+            opened_sum: as ``opened_before`` of :class:`fedpriv.server.secure_sum.SecureSum`.
         """
         reports, clients = arrivals.reports.items(), self.clients
         if arrivals.refused:

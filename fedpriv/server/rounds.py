@@ -4,41 +4,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from fedpriv.agreement import Agreement
 from fedpriv.config import RunConfig, lookup
-from fedpriv.errors import ClientDiverged, UploadRefused
 from fedpriv.methods.base import ServerState
 from fedpriv.optim.rates import rate_of_round
 from fedpriv.privacy.ledger import ALL_CLIENTS, Ledger, Randomness
 from fedpriv.secure.protocol_checks import check_summed, label_of
-from fedpriv.server.arrivals import Arrivals
+from fedpriv.server.answers.arrivals import Arrivals
+from fedpriv.server.answers.collecting import Collector, OnAnswer
+from fedpriv.server.answers.failing import failures
 from fedpriv.server.best import BestRound
 from fedpriv.server.clients import Clients, Instruction, Scorer
 from fedpriv.server.next_state import LocalUpdates, Merger, Outcome
 from fedpriv.server.round_record import RoundRecord
-from fedpriv.server.sampling import Failures, failures, participants
+from fedpriv.server.sampling import participants
+from fedpriv.server.saved_state import as_tensors, from_tensors
 from fedpriv.server.statistics import Crossed
+from fedpriv.server.traffic import Traffic
 from fedpriv.spans import UNTIMED, Clocks, Spans
 from fedpriv.storage.checkpoints import Checkpoints, Progress
-from fedpriv.storage.payloads import Kept, PayloadKeeper, PayloadStore
+from fedpriv.storage.payloads import PayloadStore
 from fedpriv.storage.run_folder import RunFolder
-from fedpriv.wire import ByteMeter, Direction, Sealed, Tap, seal
+from fedpriv.wire import Sealed, seal
 from fedpriv.wire.message import Refused
-from fedpriv.wire.report import Answer, Report
+from fedpriv.wire.report import Report
 
 if TYPE_CHECKING:
     from fedpriv.server.secure_sum import SecureSumResult
 
-_MODEL, _MEMORY, _CANARIES = "model.", "memory.", "canaries"
-Messages = list[tuple[Direction, Sealed]]
-"""The messages of an answer, each with its direction."""
+_CANARIES = "canaries"
+"""Name of the canaries' scores in a checkpoint."""
 
 
 class Server:
@@ -58,8 +58,8 @@ class Server:
     Attributes:
         state: the global model and what the method remembers beside it.
         canaries: the run's canaries, if there are any.
-        taps: called with (direction, message) for every message that crosses, in either direction.
-        on_answer: called as clients answer, with the number of participants that have answered, and of all participants.
+        taps: as of :class:`Traffic`.
+        on_answer: called as clients answer; ``None``: nobody wants to know.
         on_participants: called before clients train, with the round and its participants.
         end_requested: whether the run ends as soon as a round is evaluated, and is then finished.
     """
@@ -78,14 +78,14 @@ class Server:
         statistics: Sequence[Crossed] = (),
     ) -> None:
         self.agreement, self.folder, self.clients, self.scorer = agreement, folder, clients, scorer
-        self.warn, self.profile, self.randomness, self.samples = warn, profile, randomness, samples
+        self.warn, self.profile, self.randomness = warn, profile, randomness
         self._statistics = statistics
         self.config: RunConfig = agreement.config
-        self.meter = ByteMeter()
-        self.taps: list[Tap] = [self.meter]
-        self.on_answer: Callable[[int, int], None] | None = None
+        self.traffic = Traffic(folder, self.config, profile)
+        self.taps = self.traffic.taps
+        self.collector = Collector(agreement, clients, self.traffic, samples, warn, profile)
+        self.on_answer: OnAnswer | None = None
         self.on_participants: Callable[[int, Sequence[int]], None] | None = None
-        self._payloads = PayloadKeeper(folder, self.config)
         with folder.writing("the checkpoints"):
             self.checkpoints = Checkpoints(folder.checkpoints, self.config.fingerprint(), clients)
         self.progress, self._best = Progress(), BestRound(self.config)
@@ -101,8 +101,6 @@ class Server:
         self.stop_requested = self.end_requested = False
         self._scored = False
         """Whether the last round was evaluated."""
-        self._late_clients = frozenset[int]()
-        """The clients that train now, and whose answers come after the deadline."""
 
     # --- the rounds --------------------------------------------------------------------------------------------------
 
@@ -117,14 +115,12 @@ class Server:
         with self.folder.writing("metrics.jsonl"):
             self.folder.mend_records(-1)
         for crossed in self._statistics:
-            for _ in range(crossed.times):
-                self._tap(crossed.direction, crossed.message)
-            self.keep_payload("statistics", crossed.message)
+            self.traffic.cross(crossed.direction, crossed.message, crossed.times)
+            self.traffic.keep("statistics", crossed.message)
         self.state = method.start(self.agreement.initial.clone())
         if (broadcast := self._broadcast(self.state)) is not None:
-            for _ in range(self.config.data.clients - len(self.clients.vacant)):
-                self._tap("down", broadcast)
-            self.keep_payload("down", broadcast)
+            self.traffic.cross("down", broadcast, times=self.config.data.clients - len(self.clients.vacant))
+            self.traffic.keep("down", broadcast)
             self.clients.welcome(broadcast)
         self._commit(RoundRecord(0), began)
 
@@ -143,7 +139,7 @@ class Server:
             self.progress, tensors, complaints = self.checkpoints.latest()
         for complaint in complaints:
             self.warn(f"{complaint}; going on from the checkpoint of round {self.progress.round}")
-        self.state = self._state(tensors)
+        self.state = from_tensors(tensors, self.agreement.space, self.agreement.initial)
         if self.canaries is not None:
             self.canaries.scores = tensors[_CANARIES]
         opened = self.progress.record.get("opened")
@@ -156,7 +152,7 @@ class Server:
 
     def state_of(self, round: int) -> ServerState:
         """The state after a round whose checkpoint is kept: one of the last ones, or the best (``progress.best``)."""
-        return self._state(self.checkpoints.of_round(round)[1])
+        return from_tensors(self.checkpoints.of_round(round)[1], self.agreement.space, self.agreement.initial)
 
     def rounds(self) -> Iterator[dict[str, Any]]:
         """Run the remaining rounds and yield the record of each, until the last or until ``stop_requested``."""
@@ -179,9 +175,12 @@ class Server:
         if self.on_participants is not None:
             self.on_participants(round, participants)
             torch.set_num_threads(self.config.threads)  # which it may have changed
-        download = self._download(round)
+        instruction = Instruction(round, participants, self._download(round), self.progress.clients)
         failing = failures(self.config, round, participants)
-        arrivals = self._collect(round, participants, download, failing)
+        arrivals = self.collector.collect(instruction, failing, self.on_answer)
+        for client in participants:
+            for rate, steps in arrivals.charges(client) if client not in failing.dropped else ():
+                self.ledger.spend(str(client), rate, steps)
         updates = self._updates(round, arrivals)
         if self.config.privacy.level == "client":
             self.ledger.spend(ALL_CLIENTS, self.config.train.participation or 0.0, 1)
@@ -245,90 +244,8 @@ class Server:
             if draft is None:
                 return None
             download = seal(draft)
-            self.keep_payload("down", download)
+            self.traffic.keep("down", download)
             return download
-
-    def _collect(self, round: int, participants: Sequence[int], download: Sealed | None, failing: Failures) -> Arrivals:
-        """Have the participants train, and check each answer as it arrives.
-
-        Args:
-            failing: participants of a simulation whose answers come late or never.
-        """
-        with self.profile("serialisation"):
-            sent = {} if download is None else download.tensors()
-        arrivals = Arrivals(self.agreement, round, participants, sent, self.samples)
-        last = {client: self.progress.clients[client] for client in participants if client in self.progress.clients}
-        instruction, absent = Instruction(round, participants, download, last), {*failing.dropped, *failing.late}
-        # Late clients train first and apart: the others form the same groups and the same secure sum as without them.
-        crossed = self._late(instruction.of(failing.late), sent) if failing.late else {}
-        answers = self.clients.train(instruction.of([client for client in participants if client not in absent]))
-        for number, answer in enumerate(self.profile.each("training", answers), 1):
-            if self.on_answer is not None:
-                self.on_answer(number, len(participants))
-            messages = self._received(answer)
-            if self._accepts(arrivals, answer):
-                crossed[answer.client] = messages
-        if download is not None:
-            for _ in set(participants) - set(self.clients.not_sent()):
-                self._tap("down", download)
-        for client in participants:  # not in the order of arrival, or the kept payloads would depend on who is quickest
-            for rate, steps in arrivals.charges(client) if client not in failing.dropped else ():
-                self.ledger.spend(str(client), rate, steps)
-            for direction, sealed in crossed.get(client, ()):
-                if direction == "report" or not self._secure:
-                    self.keep_payload(direction, sealed)
-        return arrivals
-
-    def _received(self, answer: Answer) -> Messages:
-        """The messages of an answer, which cross."""
-        messages: Messages = [] if answer.upload is None else [("up", answer.upload)]
-        if not self.agreement.method.pools:
-            messages.append(("report", answer.report))
-        for direction, sealed in messages:
-            self._tap(direction, sealed)
-        return messages
-
-    def _late(self, instruction: Instruction, sent: Mapping[str, Tensor]) -> dict[int, Messages]:
-        """Have clients train whose answers come after the deadline; client -> its messages, if they are what was asked for.
-
-        They are sent, so an eavesdropper has them. The server does not read them, as in a deployment, and the clients go on from
-        their last local update that was merged.
-        """
-        crossed, arrivals = {}, Arrivals(self.agreement, instruction.round, instruction.clients, sent, self.samples)
-        self._late_clients = frozenset(instruction.clients)
-        for answer in self.profile.each("training", self.clients.train(instruction)):
-            messages = self._received(answer)
-            with suppress(Refused):
-                arrivals.take(answer)
-                crossed[answer.client] = messages
-            self.clients.forget([(answer.client, instruction.round)])
-        self._late_clients = frozenset()
-        return crossed
-
-    def _accepts(self, arrivals: Arrivals, answer: Answer) -> bool:
-        """Check an answer, and return whether it is accepted; a refused answer is left out.
-
-        Raises:
-            UploadRefused, ClientDiverged: the run stops, as ``train.on_refused`` or ``train.on_nan`` says.
-        """
-        try:
-            with self.profile("serialisation"):
-                report = arrivals.take(answer)
-        except Refused as reason:
-            self._refuse(answer.client, arrivals.round, reason)
-            if answer.client not in arrivals.reports:
-                self.clients.forget([(answer.client, arrivals.round)])
-            return False
-        if report.diverged:
-            on_divergence(self.config, self.warn, report.client, arrivals.round)
-        return True
-
-    def _refuse(self, client: int, round: int, reason: Refused) -> None:
-        """Leave an answer out, or stop the run, as ``train.on_refused`` says; under client-level DP, leave it out."""
-        message = f"round {round}: what client {client} sent is refused: {reason}"
-        if self.config.train.on_refused == "stop" and self.config.privacy.level != "client":
-            raise UploadRefused(f"{message}; train.on_refused=drop goes on without it")
-        self.warn(message)
 
     def _updates(self, round: int, arrivals: Arrivals) -> LocalUpdates:
         """The local updates that are merged: of the clients that trained; with secure aggregation, of those in the sum."""
@@ -352,7 +269,7 @@ class Server:
         examples = {client: report.num_examples for client, report in arrivals.reports.items()}
         label = label_of(self.folder.path.name, round)
         protocol = SecureSum(
-            self.agreement, self.clients, label, round, arrivals.sent, self._tap, self.warn, on_opened, self._opened_sum
+            self.agreement, self.clients, label, round, arrivals.sent, self.traffic.cross, self.warn, on_opened, self._opened_sum
         )
         try:
             with self.profile("aggregation"):
@@ -360,7 +277,7 @@ class Server:
         except Refused as reason:
             self.warn(f"round {round}: there is no sum, so the model stays as it is: {reason}")
             return None
-        self.keep_payload("sum", summed.mean)
+        self.traffic.keep("sum", summed.mean)
         return summed
 
     def _adopt(self, round: int, outcome: Outcome, reports: Sequence[Report]) -> None:
@@ -387,24 +304,11 @@ class Server:
         last_rounds = round > self.config.train.rounds - self.config.eval.last
         return last_rounds or round % self.config.eval.every == 0
 
-    # --- messages and the run folder ---------------------------------------------------------------------------------
-
-    def _tap(self, direction: Direction, sealed: Sealed) -> None:
-        for tap in self.taps:
-            tap(direction, sealed)
-
-    def keep_payload(self, direction: Kept, sealed: Sealed) -> None:
-        """Write a message into the run folder, if ``wire.keep_payloads`` wants it."""
-        if direction == "hidden" and sealed.client in self._late_clients:  # it is in no sum, and never crosses
-            return
-        with self.profile("checkpoint"):
-            self._payloads(direction, sealed)
-
     def _commit(self, record: RoundRecord, began: Clocks) -> dict[str, Any]:
         """Write checkpoint and record of a round, and return the record."""
         progress, ended, round = self.progress, Clocks.now(), record.round
         seconds = ended.wall - began.wall
-        up, down = self.meter.read()
+        up, down = self.traffic.meter.read()
         progress.round = round
         progress.total_bytes_up += up
         progress.total_bytes_down += down
@@ -422,40 +326,9 @@ class Server:
         self._best.observe(progress.record)
         progress.best = self._best.round
         with self.profile("checkpoint"), self.folder.writing(f"the checkpoint of round {round}"):
-            if (checksum := self._payloads.close(round)) is not None:
+            if (checksum := self.traffic.end_round(round)) is not None:
                 progress.record["payloads"] = checksum
-            self.checkpoints.commit(progress, self._state_tensors())
+            canaries = {} if self.canaries is None else {_CANARIES: self.canaries.scores}
+            self.checkpoints.commit(progress, as_tensors(self.state, self.agreement.space) | canaries)
             self.folder.append(progress.record)
         return progress.record
-
-    def _state(self, tensors: Mapping[str, Tensor]) -> ServerState:
-        """The server's state of a checkpoint's tensors."""
-        row = self.agreement.space.pack(_with_prefix(_MODEL, tensors), torch.empty_like(self.agreement.initial))
-        return ServerState(row, _with_prefix(_MEMORY, tensors))
-
-    def _state_tensors(self) -> dict[str, Tensor]:
-        """The server's state as a checkpoint holds it, by name."""
-        model = self.agreement.space.unpack(self.state.row)
-        return {
-            **{_MODEL + name: tensor for name, tensor in model.items()},
-            **{_MEMORY + name: tensor for name, tensor in self.state.memory.items()},
-            **({} if self.canaries is None else {_CANARIES: self.canaries.scores}),
-        }
-
-
-def _with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with the prefix, by the rest of the name."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def on_divergence(config: RunConfig, warn: Callable[[str], None], client: int, round: int) -> None:
-    """Stop the run, or warn and go on without the client's update, as ``train.on_nan`` says.
-
-    Under client-level DP the run always goes on: stopping would reveal that this client took part, and no noise covers that.
-
-    Raises:
-        ClientDiverged: the run stops.
-    """
-    if config.train.on_nan == "stop" and config.privacy.level != "client":
-        raise ClientDiverged(client, round, config.train.lr)
-    warn(f"round {round}: client {client} diverged (its loss or its weights are not finite): what it trained is left out")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -30,35 +29,7 @@ def participants(agreement: Agreement, round: int) -> list[int]:
 def poisson_sample(config: RunConfig, clients: Sequence[int], round: int) -> list[int]:
     """The clients that are drawn for a round, each with probability ``train.participation``, independently."""
     share = config.train.participation or 0.0
-    return [client for client in clients if _uniform(config.seed, round, client, "participates") < share]
-
-
-@dataclass(frozen=True)
-class Failures:
-    """The participants of a simulated round whose answers the server does not have at its deadline.
-
-    Attributes:
-        dropped: they were sent the model, and do not answer.
-        late: they train and answer after the deadline.
-    """
-
-    dropped: Sequence[int] = ()
-    late: Sequence[int] = ()
-
-    @property
-    def reasons(self) -> dict[int, str]:
-        """Client -> why there is no answer of it."""
-        dropped = dict.fromkeys(self.dropped, "it does not answer (train.dropout)")
-        return dropped | dict.fromkeys(self.late, "its answer came after the deadline (train.late)")
-
-
-def failures(config: RunConfig, round: int, participants: Sequence[int]) -> Failures:
-    """Draw who fails in a round: each participant with probability ``train.dropout``, the others with ``train.late``,
-    independently of all else."""
-    dropout, late = config.train.dropout, config.train.late
-    dropped = [client for client in participants if dropout and _uniform(config.seed, round, client, "drops out") < dropout]
-    others = [client for client in participants if late and client not in dropped]
-    return Failures(dropped, [client for client in others if _uniform(config.seed, round, client, "is late") < late])
+    return [client for client in clients if uniform(config.seed, round, client, "participates") < share]
 
 
 def _selected(config: RunConfig, everyone: Sequence[int], round: int) -> list[int]:
@@ -109,5 +80,6 @@ def read_schedule(path: Path, clients: int, rounds: int) -> tuple[tuple[int, ...
     return tuple(schedule)
 
 
-def _uniform(seed: int, round: int, client: int, what: str) -> float:
+def uniform(seed: int, round: int, client: int, what: str) -> float:
+    """A draw from [0, 1) that depends on these alone."""
     return float(torch.rand((), dtype=torch.float64, generator=generator(seed, round, client, what)))

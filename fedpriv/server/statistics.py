@@ -48,7 +48,7 @@ class Respondents(Protocol):
 
 @dataclass(frozen=True)
 class Crossed:
-    """A message, and how often it crossed: a message to all clients once for each; a secure sum, which is only kept, never."""
+    """A message, and how often it crossed: one to all clients once for each of them; a secure sum never, as it is only kept."""
 
     direction: Direction
     message: Sealed
@@ -57,7 +57,7 @@ class Crossed:
 
 @dataclass(frozen=True)
 class Gathered:
-    """What came of the statistics.
+    """The encoding that follows from the clients' statistics, and the messages that led to it.
 
     Attributes:
         crossed: the messages, in their order; the last one is the encoding, for every client.
@@ -96,7 +96,7 @@ class Gathered:
 
 
 def counted_classes(config: RunConfig, kind: SampleKind | None, classes: int) -> int:
-    """How many classes the samples of the clients are counted of: all, or none if the run does not need to know.
+    """The number of classes whose samples clients count: all of them, or 0 if the run needs no counts.
 
     The run needs the counts if it weighs classes, or if its data are a table and ``eval.metric`` is not set: the default score
     depends on whether classes are imbalanced.

@@ -2,55 +2,42 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType, MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedpriv.agreement import Agreement
 from fedpriv.config import ExecutorConfig, RunConfig, parse
-from fedpriv.data.user_data.owners import owners_of
-from fedpriv.errors import ClientDiverged, UsageError
+from fedpriv.errors import UsageError
 from fedpriv.evaluation.chance import chance, constant_scores
-from fedpriv.files import Damaged, save_tensors
-from fedpriv.methods.build import changed_options
 from fedpriv.scores.custom import CustomScores, check_custom
 from fedpriv.scores.tasks import Classes
+from fedpriv.server.answers.collecting import OnAnswer
 from fedpriv.server.rounds import Server
+from fedpriv.simulation.beginning import describe, save_partition, save_preprocessing
+from fedpriv.simulation.driving import OnRound, Rounds, Warn, has_begun, run_all, server_by_round
 from fedpriv.simulation.executors.build import check_reachable
-from fedpriv.simulation.final_model import export_model
-from fedpriv.simulation.inputs.described import preprocessing_of
+from fedpriv.simulation.finished.final_model import export_model
+from fedpriv.simulation.finished.results import Chance, write_results
 from fedpriv.simulation.profile import Profile
-from fedpriv.simulation.reopening import damaged_partition, hashes, reopened
-from fedpriv.simulation.results import Chance, write_results
+from fedpriv.simulation.reopening import damaged_partition, reopened
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.simulation import Simulation
-from fedpriv.spans import END, UNTIMED, Spans
-from fedpriv.storage.provenance import changed_code, continued, first_facts
+from fedpriv.spans import UNTIMED, Spans
 from fedpriv.storage.run_folder import RunFolder
-from fedpriv.tracking import check_tracking, copier_of, default_uri, tracker_of
+from fedpriv.tracking import check_tracking
 
 if TYPE_CHECKING:
     from fedpriv.evaluation.protocols import Confusion
 
 OnStart = Callable[[Federation, RunFolder], None]
-OnRound = Callable[[dict[str, Any]], object]
 OnServer = Callable[[Server], None]
 """Called with the server of a run before its first round."""
-OnAnswer = Callable[[int, int], None]
-"""Called within a round with the number of participants that have answered, and of all participants."""
-Warn = Callable[[str], None]
-T = TypeVar("T")
-Rounds = Generator[dict[str, Any], None, T]
-"""Runs a round when asked for the next record, which it yields; returns how the run ended. Closing it interrupts the run."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +86,7 @@ def start(
     rounds = start_by_round(
         config, runs_dir, on_start, warn, profiled, patient=True, on_answer=on_answer, custom=custom, on_server=on_server
     )
-    return _run_all(rounds, on_round)
+    return run_all(rounds, on_round)
 
 
 def start_by_round(
@@ -116,8 +103,7 @@ def start_by_round(
     """As :func:`start`, as a generator that runs one round at a time.
 
     Args:
-        patient: whether the first Ctrl-C lets the round end; otherwise it stops the run at once. The last checkpoint is whole
-            either way.
+        patient: as for :func:`fedpriv.simulation.driving.server_by_round`.
     """
     began = time.perf_counter()
     check_custom(custom)
@@ -125,7 +111,7 @@ def start_by_round(
     check_tracking(federation.config.tracking)
     check_reachable(federation.config.executor)
     with RunFolder.begin(federation.config, runs_dir) as folder, folder.in_memory():
-        _describe(federation, folder, custom)
+        describe(federation, folder, custom)
         since = began if profiled else None
         return (yield from _run(federation, folder, on_start, warn, since, patient, on_answer, custom, on_server))
 
@@ -168,73 +154,19 @@ def resume(
             config = config.model_copy(update={"executor": parse(ExecutorConfig, changed, "the executor")})
         if profiled:
             config = _timed(config)
-        if folder.facts or _has_begun(folder):
+        if folder.facts or has_begun(folder):
             federation = reopened(folder, config)
             if (damage := damaged_partition(folder)) is not None:
                 warn(f"{damage}; it is written again")
-                _save_partition(federation, folder)
-            _save_preprocessing(federation, folder)  # which may be damaged, too
+                save_partition(federation, folder)
+            save_preprocessing(federation, folder)  # which may be damaged, too
         else:  # killed while the folder was being made
             federation = build(config)
-            _describe(federation, folder, custom)
+            describe(federation, folder, custom)
         if lost := sorted(set(folder.facts.get("custom_scores", ())) - custom.keys()):
             warn(f"{', '.join(lost)} is not measured any more: fedpriv.resume(..., metrics=...) takes the functions again")
         since = began if profiled else None
-        return _run_all(_run(federation, folder, on_start, warn, since, True, on_answer, custom, on_server), on_round)
-
-
-def _describe(federation: Federation, folder: RunFolder, custom: CustomScores) -> None:
-    """Write the partition, the preprocessing, given weights, and the facts that are known before the first round."""
-    _save_partition(federation, folder)
-    _save_preprocessing(federation, folder)
-    save_given(federation.agreement, folder)
-    with folder.writing("the beginning of the run"):
-        owners = owners_of(federation.config.data, federation.dataset.owners)
-        names = {} if owners is None else {"client_names": list(owners.names)}
-        names |= {"custom_scores": list(custom)} if custom else {}
-        notes, executor = list(federation.prepared.notes), str(federation.choice)
-        note_beginning(folder, federation.config, hashes(federation), notes=notes, executor=executor, **names)
-
-
-def note_beginning(folder: RunFolder, config: RunConfig, hashes: Mapping[str, str], **facts: Any) -> None:
-    """Write the facts of a run before its first round into its folder.
-
-    Args:
-        hashes: of its data, by the name of the fact.
-        facts: further facts, or replacements.
-    """
-    tracking = config.tracking
-    uri = tracking.uri or (default_uri(folder.path.parent) if tracking.name == "mlflow" else "none")
-    folder.update_facts(**first_facts(config, folder, hashes, uri) | {"changed_options": changed_options(config)} | facts)
-
-
-def save_given(agreement: Agreement, folder: RunFolder) -> None:
-    """Write the weights that the run starts from into its folder, if some were given."""
-    if agreement.given.tensors:
-        with folder.writing("the weights that it starts from"):
-            save_tensors(folder.init_file, agreement.given.tensors)
-
-
-def _save_partition(federation: Federation, folder: RunFolder) -> None:
-    with folder.writing("the partition"):
-        federation.data.partition.save(folder.partition_file)
-
-
-def _save_preprocessing(federation: Federation, folder: RunFolder) -> None:
-    with folder.writing("the preprocessing"):
-        preprocessing = preprocessing_of(federation.config, federation.dataset, federation.prepared.encoder)
-        preprocessing.save(folder.preprocessing_file)
-
-
-def _has_begun(folder: RunFolder) -> bool:
-    """Whether there is a checkpoint; raises ``Damaged`` if the records show that it was lost, as a run must not start over."""
-    begun = any(folder.checkpoints.glob("round-*.json"))
-    if not begun and (records := folder.records()):
-        raise Damaged(
-            f"{folder.checkpoints} holds no checkpoint, though the run has done {records[-1]['round']} rounds; restore it from "
-            "a copy, or start another run with `fedpriv train --config`"
-        )
-    return begun
+        return run_all(_run(federation, folder, on_start, warn, since, True, on_answer, custom, on_server), on_round)
 
 
 def _run(
@@ -263,93 +195,10 @@ def _run(
 
     report = None
     try:
-        summary, tracked = yield from _run_server(simulation, lambda: on_start(federation, folder), results, patient)
+        summary, tracked = yield from server_by_round(simulation, lambda: on_start(federation, folder), results, patient)
     finally:  # also of a run that failed
         report = _write_profile(profile, simulation, warn)
     return Outcome(folder, summary, tracked, simulation.progress.round, report)
-
-
-def run_server(
-    server: Server, on_start: Callable[[], None], on_round: OnRound, results: Callable[[], dict[str, Any]]
-) -> tuple[dict[str, Any] | None, bool | None]:
-    """Run a server's rounds, from the start or the last checkpoint to the end or to Ctrl-C, and note the status in its folder.
-
-    Args:
-        on_start: called before the first round that is run now.
-        on_round: called with each round's record.
-        results: writes the results of a finished run, and returns its summary.
-
-    Returns:
-        The summary (``None``: interrupted), and :attr:`Outcome.tracked`.
-    """
-    return _run_all(_run_server(server, on_start, results, patient=True), on_round)
-
-
-def _run_all(rounds: Rounds[T], on_round: OnRound) -> T:
-    """Run all rounds; an exception of ``on_round`` ends the run as an error in a round would."""
-    while True:
-        try:
-            record = next(rounds)
-        except StopIteration as end:
-            ended: T = end.value
-            return ended
-        try:
-            on_round(record)
-        except BaseException as error:
-            rounds.throw(error)
-            raise
-
-
-def _run_server(
-    server: Server, on_start: Callable[[], None], results: Callable[[], dict[str, Any]], patient: bool
-) -> Rounds[tuple[dict[str, Any] | None, bool | None]]:
-    folder, profile, warn = server.folder, server.profile, server.warn
-    begun = _has_begun(folder)
-    facts_of_start: dict[str, Any] = {}
-    facts_of_end: dict[str, Any] = {}
-    if begun:
-        server.restore()  # raises if the config has changed, before anything is written
-        facts_of_start = continued(folder.facts, server.config, server.progress.round)
-        if changed := changed_code(folder.facts, server.config):
-            warn(f"{', '.join(changed)} changed since the run began: rounds after {server.progress.round} are of the new code")
-        if folder.facts.get("diverged"):
-            facts_of_start["diverged"] = None
-    tracking = folder.facts["tracking"]
-    tracker = copier_of(tracker_of(folder.path, tracking), warn, tracking["wait"], partial(profile.beside, "tracking"))
-    status, summary = "failed", None
-    try:
-        with folder.writing("run.json"):
-            folder.update_facts(status="running", **facts_of_start)
-        with _finish_round_on_interrupt(server, warn) if patient else nullcontext():
-            if not begun:
-                server.start()
-            on_start()
-            tracker.notify()
-            for record in server.rounds():
-                yield record
-                with profile("tracking"):
-                    tracker.notify()
-        profile.begin(END)
-        if server.is_done:
-            server.check_trained()
-            summary = results()
-        status = "interrupted" if summary is None else "finished"
-    except (KeyboardInterrupt, GeneratorExit):
-        status = "interrupted"
-        raise
-    except ClientDiverged as error:
-        facts_of_end = {"diverged": {"client": error.client, "round": error.round}}
-        raise
-    finally:
-        profile.begin(END)
-        server.clients.close()
-        try:
-            folder.update_facts(status=status, **facts_of_end)
-        except (OSError, MemoryError) as error:  # only a warning, so that it does not hide what stopped the run
-            warn(f"cannot note in {folder.path} that the run is {status}: {getattr(error, 'strerror', 'out of memory')}")
-        with profile("tracking"):
-            tracked = tracker.finish()
-    return summary, tracked
 
 
 def _confusion(simulation: Simulation) -> tuple[Confusion, Sequence[str]]:
@@ -383,23 +232,3 @@ def _write_profile(profile: Spans, simulation: Simulation, warn: Warn) -> dict[s
     except OSError as error:
         warn(f"cannot write the profile in {simulation.folder.profile}: {error.strerror}")
         return None
-
-
-@contextmanager
-def _finish_round_on_interrupt(server: Server, warn: Warn) -> Iterator[None]:
-    """A block in which the first Ctrl-C lets the round end, and the second stops at once; the last checkpoint is whole."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if server.stop_requested:
-            raise KeyboardInterrupt
-        server.stop_requested = True
-        warn("stopping after this round (Ctrl-C again: at once)")
-
-    before = signal.signal(signal.SIGINT, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

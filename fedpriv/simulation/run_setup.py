@@ -17,7 +17,8 @@ from fedpriv.privacy.accountant import Plan
 from fedpriv.privacy.plan import SampleHolders, check, with_noise
 from fedpriv.privacy.steps import schedule
 from fedpriv.secure.protocol_checks import check_run
-from fedpriv.server.sampling import failures, participants
+from fedpriv.server.answers.failing import failures
+from fedpriv.server.sampling import participants
 from fedpriv.wire import Transform
 
 

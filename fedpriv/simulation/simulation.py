@@ -10,9 +10,10 @@ from types import MappingProxyType
 from fedpriv.client.store import ClientStore
 from fedpriv.methods.base import Private
 from fedpriv.scores.custom import CustomScores
+from fedpriv.server.answers.collecting import on_divergence
 from fedpriv.server.clients import Clients
 from fedpriv.server.next_state import Outcome
-from fedpriv.server.rounds import Server, on_divergence
+from fedpriv.server.rounds import Server
 from fedpriv.simulation.executors.build import build_executor
 from fedpriv.simulation.scoring import AllClientsScorer
 from fedpriv.simulation.setup import Federation
@@ -50,7 +51,7 @@ class Simulation(Server):
         if federation.config.wire.secure_aggregation:
             from fedpriv.simulation.masked_clients import MaskedClients
 
-            clients = MaskedClients(self.executor, folder.path.name, lambda upload: self.keep_payload("hidden", upload), warn)
+            clients = MaskedClients(self.executor, folder.path.name, lambda upload: self.collector.keep_held_back(upload), warn)
         sizes = federation.places.sizes
         # All rows in one place need no messages to measure them.
         crossed = () if federation.statistics is None or federation.pooled is not None else federation.statistics.crossed

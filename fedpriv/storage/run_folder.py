@@ -156,7 +156,7 @@ class RunFolder:
             hint = "restore it, or start a new run with `fedpriv train --config`"
             raise UsageError(f"{self.config_file} was changed since the run began; {hint}")
         if config.model.init is not None and self.init_file.exists():  # the file that was given may be gone
-            config = config.model_copy(update={"model": config.model.model_copy(update={"init": self.init_file})})
+            config = config.with_values("model", init=self.init_file)
         return config
 
     @property

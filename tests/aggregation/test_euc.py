@@ -14,7 +14,7 @@ from torch import Tensor
 from fedpriv.aggregation.euc import intervals
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import LocalUpdate
-from fedpriv.server.arrivals import Arrivals
+from fedpriv.server.answers.arrivals import Arrivals
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Sealed
 from fedpriv.wire.message import Refused

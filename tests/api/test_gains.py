@@ -14,8 +14,9 @@ from click.testing import CliRunner
 from scipy import stats
 
 import fedpriv
-from fedpriv.api.comparing import gains_between
-from fedpriv.api.gains import Difference, FinishedRun, gains_of
+from fedpriv.api.comparison.comparing import gains_between
+from fedpriv.api.comparison.gains import Difference, FinishedRun, gains_of
+from fedpriv.api.comparison.side_by_side import Comparison
 from fedpriv.cli import main
 from fedpriv.evaluation.protocols import ScoreSummary
 from tests.tracking.fake_runs import make_run
@@ -116,8 +117,9 @@ def test_it_says_if_the_baseline_trains_for_other_epochs(tmp_path: Path) -> None
             config["method"] = {"name": config["method"]["name"], **options}
             config["train"] |= train
             (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-        lines.extend(str(gain) for gain in gains_between(runs))
-        return {gain.label: (gain.differ, gain.trained) for gain in gains_between(runs)}
+        gains = gains_between(Comparison(runs))
+        lines.extend(map(str, gains))
+        return {gain.label: (gain.differ, gain.trained) for gain in gains}
 
     lines: list[str] = []
     key = ("method.epochs",)

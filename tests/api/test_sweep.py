@@ -19,10 +19,11 @@ from mlflow import MlflowClient
 from scipy import stats
 
 import fedpriv
+from fedpriv.api.comparison.groups import groups_between
+from fedpriv.api.comparison.side_by_side import Comparison
+from fedpriv.api.comparison.tables import as_latex, as_markdown
 from fedpriv.api.grid import VALIDATION, Grid, check_cells, grid_of, seeds_of, values_of
-from fedpriv.api.groups import groups_between
 from fedpriv.api.sweeping import _ranked, chosen_on
-from fedpriv.api.tables import as_latex, as_markdown
 from fedpriv.cli import main
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.experiments import runner
@@ -32,10 +33,7 @@ from fedpriv.simulation.run import start
 from fedpriv.tracking import read_records
 from tests.api.test_gains import folder as made_run
 from tests.simulation.small import SILENT, settings
-from tests.tracking.conftest import template
 from tests.tracking.fake_runs import make_run
-
-__all__ = ["template"]
 
 ACCURACIES = {"fedavg": [[0.6, 0.7], [0.5, 0.7], [0.7, 0.8]], "fedprox": [[0.7, 0.7], [0.6, 0.9], [0.7, 0.9]]}
 """Of two clients, with seeds 0 to 2."""
@@ -196,19 +194,19 @@ def test_without_a_partner_of_each_run_there_is_no_difference(lost: str, tmp_pat
     runs = [made_run(tmp_path, method, of[seed], seed) for method, of in ACCURACIES.items() for seed in range(3)]
     shutil.rmtree(next(run for run in runs if run.name == f"{lost}-0"))
     runs = [run for run in runs if run.exists()]
-    avg, prox = groups_between(runs)
+    avg, prox = groups_between(Comparison(runs))
     assert (prox.pairs, avg.pairs, avg.difference) == (None, 2, None) and {avg.counted, prox.counted} == {2, 3}
     counts = f"{avg.counted} and {prox.counted} runs"
     assert f"| – (2 of {avg.counted} paired) |" in as_markdown([avg, prox])
     shown = call("compare", *runs, "--output", tmp_path / "out.png").stdout
     assert f"fedavg against the best, fedprox: no difference, as only 2 of {counts} have the same seed and clients" in shown
     stopped = [ended_early(made_run(tmp_path / "code", "fedavg", [0.5, 0.5], 1), 3, by="callback"), runs[-2]]
-    assert groups_between(stopped)[0].difference is None, "where code ends a run, it chose the length"
+    assert groups_between(Comparison(stopped))[0].difference is None, "where code ends a run, it chose the length"
 
 
 def test_of_an_error_the_best_is_the_least_and_single_runs_have_an_interval_over_clients(tmp_path: Path) -> None:
     runs = [ranked_by_brier(made_run(tmp_path, method, of[0])) for method, of in ACCURACIES.items()]
-    avg, prox = groups_between(runs, ["a_b & c|d", "best"])
+    avg, prox = groups_between(Comparison(runs, ["a_b & c|d", "best"]))
     assert prox.difference is None and avg.difference is not None
     assert avg.difference.mean == pytest.approx(0.05) and (avg.difference.over, avg.value.std) == ("clients", None)
     assert ", over 2 clients) |" in as_markdown([avg, prox])
@@ -365,11 +363,11 @@ def test_the_command_of_the_best_trains_on_all_data_and_is_tested() -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_is_trained_ranked_and_goes_on(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_is_trained_ranked_and_goes_on(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     runs_dir, trained, run_all = tmp_path / "runs", list[str](), runner.run
     runs_dir.mkdir()
-    shutil.copy(template, runs_dir / "mlflow.db")
+    shutil.copy(empty_store, runs_dir / "mlflow.db")
 
     def trained_here(runs: Experiment, where: Path, workers: int, **options: Any) -> list[Outcome]:
         """The runner's processes take seconds to import torch; it collects what was trained in this one."""

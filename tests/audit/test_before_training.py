@@ -20,6 +20,7 @@ from fedpriv.audit.page.change import changes
 from fedpriv.audit.page.sections import sections
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results.audit import Audit
+from fedpriv.audit.results.wire import ToldRows, told_rows
 from fedpriv.client.statistics import PrivateStatistics, Respondent
 from fedpriv.data.statistics.cells import CategoryCells, NumberCells
 from fedpriv.data.statistics.measuring import TrainingRows
@@ -45,7 +46,7 @@ def test_each_column_is_told_of_in_words() -> None:
     assert [(line.client, line.column, line.says) for line in lines] == [
         (3, "sex", "has the levels f"),
         (3, "", "4 training samples"),
-        (3, "age", "3 numbers, mean 40, standard deviation 8.16"),
+        (3, "age", "3 numbers, which are told with that: 30, 40, 50"),
         (3, "sex", "2 f, 2 of any other level"),
         (3, "", "samples by class: 1, 3"),
     ]
@@ -86,6 +87,49 @@ def test_sums_of_one_or_two_numbers_tell_them() -> None:
     for held, says in (([0], "1 numbers, which are told with that: 30"), ([0, 3], "2 numbers, which are told with that: 30, 50")):
         rows = TrainingRows(np.array(held), CELLS, None, torch.zeros(4), 2)
         assert told_before([asked, Respondent(1, rows).answer(asked)])[1].says == says
+
+
+def told_of(*clients: tuple[list[float], list[str]]) -> list[ToldRows]:
+    """What each client's statistics tell of its rows: a number (NaN: missing) and a level of each."""
+    asked, messages = text_message("inquiry", None, Inquiry(("age",), (("sex", ("", "f", "m")),))), []
+    for number, (ages, sexes) in enumerate(clients):
+        cells = NumberCells("age", np.array(ages), np.zeros(1)), CategoryCells.of("sex", sexes, ["f"])
+        rows = TrainingRows(np.arange(len(ages)), cells, None, torch.zeros(len(ages)), 1)
+        messages.append(Respondent(number, rows).answer(asked))
+    return told_rows(told_before([asked, *messages]))
+
+
+OTHERS = [30.0, 40.0, 51.0, 53.0, 54.0], ["f", "m", "f", "m", "f"]
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("ages", "sexes", "cells", "whole"),
+    [
+        ([30.0, 40.0, 51.0], ["f", "f", "m"], 6, False),
+        ([30.0, 40.0, 51.0], ["f", "f", "f"], 6, True),  # they differ in one column
+        ([1.0, 5.0, 6.0], ["f", "f", "m"], 3, False),  # 2, 3, 7 have the same sums
+        ([0.1, 0.5, 0.6], ["f", "f", "m"], 6, False),  # but not as floats
+        ([0.125, 0.515625, 0.625], ["f", "f", "m"], 3, False),  # not of two decimals
+        ([5e9, 6e9, 7e9], ["f", "f", "m"], 3, False),  # too far apart for a search
+        ([30.0, NAN, NAN], ["f", "f", "f"], 6, True),
+        ([30.0, 51.0, NAN, NAN], ["f", "m", "m", "m"], 2, False),
+        ([44.5] * 9, ["f", "m", "m"] * 3, 9, False),
+        ([44.5] * 9, ["f"] * 9, 18, True),
+        ([44.5] * 8 + [45.0], ["f"] * 9, 9, False),
+        ([NAN] * 9, [""] * 9, 0, False),
+        ([30.0, 40.0, 51.0, 53.0], ["f", "m", "f", "m"], 0, False),
+    ],
+)
+def test_cells_are_told_by_few_rows_and_by_rows_alike(ages: list[float], sexes: list[str], cells: int, whole: bool) -> None:
+    told = [rows for rows in told_of((ages, sexes), OTHERS) if rows.client == 0]
+    assert [(rows.cells, rows.whole) for rows in told] == ([(cells, whole)] if cells else [])
+
+
+def test_a_value_that_all_clients_have_is_no_secret() -> None:
+    alike = [44.5] * 9, ["f", "m", "m"] * 3
+    assert told_of(alike, alike) == told_of(alike) == []
+    assert [rows.cells for rows in told_of(alike, ([44.0] * 9, alike[1]))] == [9, 9]
 
 
 @pytest.fixture(scope="module")

@@ -189,7 +189,7 @@ def test_another_data_set_is_scaled_as_the_runs_was(fedpriv: Fedpriv, tmp_path: 
         found.append(data)
         return load_data(data)
 
-    monkeypatch.setattr("fedpriv.simulation.probe_finished_run.load_data", noted)
+    monkeypatch.setattr("fedpriv.simulation.finished.probe.load_data", noted)
     raw = play(tmp_path / "raw", **{"data.pixels": "raw", "data.limit": 100})
     other = tmp_path / "other"
     other.mkdir()

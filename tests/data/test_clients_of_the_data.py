@@ -16,7 +16,7 @@ from fedpriv.config import DataConfig, RunConfig
 from fedpriv.data.sources import load_data, open_data
 from fedpriv.data.user_data.clients import client_folders
 from fedpriv.errors import UsageError
-from fedpriv.simulation.setup import load, partition_dataset
+from fedpriv.simulation.inputs.loading import load, partition_dataset
 
 
 def data(path: Path, **keys: Any) -> DataConfig:

@@ -77,7 +77,7 @@ def test_a_choice_of_so_many_rows_is_no_choice_by_label(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "task", "why"),
     [
-        ([3.5] * COUNT, "regression", r"all training rows have the label 3.5 in column 'y', so there is nothing to predict"),
+        ([3.5] * COUNT, "regression", r"all training rows have the label 3.5, so there is nothing to predict"),
         ([*range(COUNT - 1), "inf"], "regression", r"line 61: the label in column 'y' is inf"),
         ([*range(0, 2 * COUNT - 2, 2), "inf"], None, r"line 61: the label in column 'y' is inf"),
         ([*range(COUNT - 1), ""], "regression", r"line 61: the label in column 'y' is missing"),

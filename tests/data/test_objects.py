@@ -287,13 +287,32 @@ def test_floats_and_texts_may_be_classes() -> None:
     assert loaded((ROWS, [f"v{i % 30}.5" for i in range(400)])).classes[0] == "v0.5"
 
 
+IMAGES, TEN = pixels(30, 8, 8), np.arange(30) % 10
+
+
 @pytest.mark.parametrize(
-    ("labels", "why"),
+    ("given", "why"),
     [
-        (np.linspace(0, 1, 30), r"the given data \(train\): column 'label' holds 30 values in 30 rows"),
-        ([*"a" * 29, " "], r"the given data \(train\), row 29 \(from 0\): the label in column 'label' is empty"),
+        ((IMAGES, np.linspace(0, 1, 30)), r"the given data \(train\): y holds 30 values in 30 rows"),
+        ((IMAGES, [*"a" * 29, " "]), r"the given data \(train\), row 29 \(from 0\): the label in y is empty"),
+        (
+            {"train": (IMAGES, TEN), "test": (IMAGES, [*"012345678x"] * 3)},
+            r"the given data \(test\), row 9 \(from 0\): label 'x' in y is none",
+        ),
+        ([(IMAGES, TEN), (IMAGES, TEN.astype(str))], r"the given data \(clients\): y holds numbers at client 0, and texts"),
     ],
 )
-def test_an_error_does_not_name_a_file_that_the_user_never_wrote(labels: Any, why: str) -> None:
+def test_an_error_names_no_file_and_no_column_that_the_user_never_wrote(given: Any, why: str) -> None:
     with pytest.raises(UsageError, match=f"^{why}"):
-        loaded((pixels(30, 8, 8), labels))
+        loaded(given)
+
+
+def test_notes_on_labels_that_were_given_as_an_array_name_no_column() -> None:
+    assert loaded((ROWS, QUANTITIES)).notes[0].startswith("the labels in y are numbers")
+    assert "y: 'A' and 'a' are different classes" in loaded((ROWS, [*"aA" * 200])).notes[0]
+    table = datasets.Dataset.from_dict({"x": ROWS[:, 0], "target": QUANTITIES})
+    assert loaded(table).notes[:2] == (
+        "the labels are column 'target' (--set data.label=NAME names another)",
+        f"the labels in column 'target' are numbers, {len(set(QUANTITIES))} different ones: a regression predicts them "
+        "(data.task=classification makes each of them a class)",
+    )

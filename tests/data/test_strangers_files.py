@@ -49,7 +49,7 @@ def test_classes_are_read_by_their_names(made: Any) -> None:
     for names in (["a", "c"], ["c", "a"], ["c", "b", "a"]):
         found = load_dataset(str(name_of({"train": train, "test": made(names, ["c", "a", "c"])})))
         assert found.classes == ("a", "b", "c") and found.test_labels.tolist() == [2, 0, 2]
-    with pytest.raises(UsageError, match=r"row 1 \(from 0\): label 'd' in column 'label' is none of the 3 classes"):
+    with pytest.raises(UsageError, match=r"row 1 \(from 0\): label 'd' in y is none of the 3 classes"):
         load_dataset(str(name_of({"train": train, "test": made(["a", "d"], ["a", "d"])})))
 
 

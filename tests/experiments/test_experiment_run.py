@@ -24,7 +24,7 @@ from fedpriv.experiments.results import rounded
 from fedpriv.experiments.validity import difference
 from fedpriv.methods.build import with_options
 from fedpriv.simulation import run as simulation
-from fedpriv.simulation.setup import resolve
+from fedpriv.simulation.open_keys import resolve
 from fedpriv.storage import provenance
 from fedpriv.storage.run_folder import RunFolder
 from tests.marks import quick_first

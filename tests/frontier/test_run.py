@@ -33,9 +33,8 @@ from tests.audit.conftest import controls_once, hardly_any_steps, one_iteration
 from tests.audit.sample_findings import findings
 from tests.frontier.made_trades import make_trade, read_target
 from tests.simulation.small import FEW_STEPS, SILENT, play
-from tests.tracking.conftest import template
 
-__all__ = ["controls_once", "hardly_any_steps", "one_iteration", "template"]
+__all__ = ["controls_once", "hardly_any_steps", "one_iteration"]
 
 SMALL = {"data.limit": 40, "data.clients": 2, "train.rounds": 1, "train.local_epochs": 1, "data.partition.name": "iid"}
 RECOVERED = ("--target", "recovered<=0.05")
@@ -61,10 +60,12 @@ def trials_of(folder: Path, *defences: str, target: str = "", jobs: int = 1) -> 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("hardly_any_steps")
-def test_a_frontier_is_searched_confirmed_and_read_again(tmp_path: Path, template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frontier_is_searched_confirmed_and_read_again(
+    tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs_dir = tmp_path / "out" / "runs"
     runs_dir.mkdir(parents=True)
-    shutil.copy(template, runs_dir / "mlflow.db")
+    shutil.copy(empty_store, runs_dir / "mlflow.db")
     monkeypatch.setattr("fedpriv.frontier.search.STEPS", 1)
     monkeypatch.setattr("fedpriv.frontier.run.MOST_CONFIRMED", 1)
     trained = list[str]()

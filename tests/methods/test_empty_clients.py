@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedpriv.simulation.setup import with_default_share
+from fedpriv.simulation.open_keys import with_default_share
 from fedpriv.simulation.simulation import Simulation
 from tests.simulation.small import config
 

@@ -344,7 +344,7 @@ def test_a_client_with_one_sample_trains_on_it(simulate: Simulate, name: str, mo
     simulation = simulate(name, play=False, **options, **own, **{"train.weight_decay": 0.0})
     x, y = simulation.federation.data.train(0)
     monkeypatch.setattr(simulation.federation.data, "train", lambda client: Split(x[:1], y[:1]))
-    simulation.samples = {0: 1, 1: 1}
+    simulation.collector.samples = {0: 1, 1: 1}
     smooth(simulation)
     assert not torch.equal(simulation.state.row, simulation.federation.initial)
     if name != "perfedavg":
@@ -452,7 +452,7 @@ def test_perfedavg_splits_no_batch_into_parts_below_min_batch(
     simulation = simulate("perfedavg", play=False, **some, **net, **{"method.variant": variant})
     x, y = simulation.federation.data.train(0)
     monkeypatch.setattr(simulation.federation.data, "train", lambda client: Split(x[:3], y[:3]))
-    simulation.samples = {0: 3, 1: 3}
+    simulation.collector.samples = {0: 3, 1: 3}
     smooth(simulation)
     assert torch.isfinite(simulation.state.row).all()
     assert not torch.equal(simulation.state.row, simulation.federation.initial)

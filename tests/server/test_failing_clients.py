@@ -13,7 +13,8 @@ import fedpriv
 from fedpriv.config import load_config
 from fedpriv.errors import UsageError
 from fedpriv.files import load_tensors
-from fedpriv.server.sampling import failures, participants
+from fedpriv.server.answers.failing import failures
+from fedpriv.server.sampling import participants
 from fedpriv.simulation import run
 from fedpriv.simulation.run_setup import plans
 from fedpriv.simulation.setup import build

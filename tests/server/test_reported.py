@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedpriv.server.reported import check_names, means
+from fedpriv.server.answers.reported import check_names, means
 from fedpriv.tracking.names import SECTIONS, as_points, point_values
 from fedpriv.wire.message import Refused
 from fedpriv.wire.report import Report

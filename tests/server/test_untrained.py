@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedpriv.errors import UsageError
-from fedpriv.server.arrivals import Arrivals
+from fedpriv.server.answers.arrivals import Arrivals
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.storage.payloads import PayloadStore
 from fedpriv.wire import Payload, seal

@@ -24,7 +24,8 @@ import safetensors.torch
 import torch
 
 from fedpriv.errors import FedprivError
-from fedpriv.simulation import run, setup
+from fedpriv.simulation import run
+from fedpriv.simulation.inputs import loading
 from fedpriv.untrusted import plain_yaml
 from tests.simulation.small import SILENT, computed, config, facts, play, read_once, resume
 
@@ -178,8 +179,8 @@ def quick() -> Iterator[None]:
     read = cache(plain_yaml.load)
     with ExitStack() as stack:
         stack.enter_context(patch.object(plain_yaml, "load", lambda text: deepcopy(read(text))))
-        stack.enter_context(patch.object(setup, "read_data", read_once()))
-        for name in ("plots.learning_curve", "plots.per_client_score", "simulation.results.draw_confusion"):
+        stack.enter_context(patch.object(loading, "read_data", read_once()))
+        for name in ("plots.learning_curve", "plots.per_client_score", "simulation.finished.results.draw_confusion"):
             stack.enter_context(patch(f"fedpriv.{name}", draw))
         yield
 

@@ -144,10 +144,10 @@ def test_accuracies_are_those_of_clients_tested_alone(
 def test_in_pieces_they_are_the_same(played: Make, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     simulation = played(method)
     whole = scored(simulation, together=True)
-    monkeypatch.setattr(local_tests, "MOST_HEADS", 3)
-    monkeypatch.setattr(local_tests, "HEADS_AT_ONCE", 2)
+    monkeypatch.setattr(local_tests, "MAX_HEADS", 3)
+    monkeypatch.setattr(local_tests, "HEAD_BATCH", 2)
     for module in (local_tests, client_module):
-        monkeypatch.setattr(module, "AT_ONCE", 5)
+        monkeypatch.setattr(module, "TEST_CHUNK", 5)
     assert scored(simulation, together=True) == whole
 
 

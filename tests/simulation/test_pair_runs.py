@@ -17,7 +17,7 @@ from fedpriv.errors import UsageError
 from fedpriv.models.registry import register_model
 from fedpriv.samples import Pairs, without
 from fedpriv.server import merging
-from fedpriv.simulation.final_model import export_model
+from fedpriv.simulation.finished.final_model import export_model
 from fedpriv.simulation.inputs import cached_features
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.storage.payloads import PayloadStore

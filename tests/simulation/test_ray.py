@@ -21,7 +21,7 @@ from fedpriv.client.store import ClientStore
 from fedpriv.config import load_config
 from fedpriv.errors import UsageError
 from fedpriv.methods import methods
-from fedpriv.simulation import executor_choice
+from fedpriv.simulation.choice import workers as choice_of_workers
 from fedpriv.simulation.executors.ray import RayWorkers, check_answers
 from fedpriv.simulation.setup import build
 from tests.marks import slow_but
@@ -150,6 +150,6 @@ def test_an_address_at_which_nothing_answers(address: str) -> None:
 
 
 def test_another_version_of_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(executor_choice, "version", lambda name: "3.1.0")
+    monkeypatch.setattr(choice_of_workers, "version", lambda name: "3.1.0")
     with pytest.raises(UsageError, match=r"Ray 3.1.0 is installed, and 2.60 is tested"):
         build(config("fedavg", **{"executor.workers": "ray"}))

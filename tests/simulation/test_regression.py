@@ -13,6 +13,8 @@ import torch
 from torch.nn import functional as F
 
 import fedpriv
+from fedpriv.api.comparison.comparing import gains_between
+from fedpriv.api.comparison.side_by_side import Comparison
 from fedpriv.errors import UsageError
 from fedpriv.files import load_json
 from fedpriv.methods import methods
@@ -98,7 +100,7 @@ def test_lower_errors_rank_first(trained: Path, diabetes: Path, tmp_path: Path) 
     assert set(table["metric"]) == {"rmse"} and list(table["score"]) == list(table["rmse"]) and table["accuracy"].isna().all()
     gain = table["over_local"].iloc[0]
     assert gain == pytest.approx(table["score"].iloc[0] - table["score"].iloc[1]) and gain < 0, "a smaller error"
-    (shown,) = fedpriv.api.comparing.gains_between([trained, tmp_path / "alone"])
+    (shown,) = gains_between(Comparison([trained, tmp_path / "alone"]))
     assert "RMSE, of which less is better" in str(shown)
 
 

@@ -26,9 +26,10 @@ from fedpriv.models.batched.layers import NotStackable
 from fedpriv.models.batched.stacked import StackedNet
 from fedpriv.models.registry import Shape, register_model
 from fedpriv.server.clients import Instruction
-from fedpriv.simulation import setup
-from fedpriv.simulation.executor_choice import choose, client_bytes
+from fedpriv.simulation.choice.costs import client_bytes
+from fedpriv.simulation.choice.executor import choose
 from fedpriv.simulation.executors.vectorized import VectorizedExecutor
+from fedpriv.simulation.inputs import loading
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.simulation.vectorized import batched_models, requests, scheduler
@@ -54,7 +55,7 @@ class Joined(nn.Module):
 @pytest.fixture(scope="module", autouse=True)
 def _partitioned_once() -> Iterator[None]:
     """Most runs here share a data set and its partition, which take as long as a round."""
-    partition, partitions = setup.partition_dataset, dict[str, Partition]()
+    partition, partitions = loading.partition_dataset, dict[str, Partition]()
 
     def partition_dataset(dataset: Dataset, config: RunConfig) -> Partition:
         key = config.data.model_dump_json()
@@ -63,8 +64,8 @@ def _partitioned_once() -> Iterator[None]:
         return partitions[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setup, "partition_dataset", partition_dataset)
-        patch.setattr(setup, "read_data", read_once())
+        patch.setattr(loading, "partition_dataset", partition_dataset)
+        patch.setattr(loading, "read_data", read_once())
         yield
 
 
@@ -97,6 +98,11 @@ def _nets() -> Iterator[None]:
         @register_model("pixels", input_shape=(1, 8, 8), classes=10, source="test")
         def pixels(shape: Shape) -> tuple[nn.Module, int]:
             return nn.Sequential(nn.Conv2d(1, 4, 8), nn.Dropout(0.5), nn.Flatten()), 4
+
+        @register_model("recurring", input_shape=(1, 8, 8), classes=10, source="test")
+        def recurring(shape: Shape) -> tuple[nn.Module, int]:
+            layer = nn.Linear(12, 12)
+            return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), layer, nn.ReLU(), layer), 12
 
         yield
 
@@ -140,7 +146,7 @@ def test_in_float32_up_to_rounding(played: Callable[..., Simulation], method: st
     assert_same(together, alone, 1e-4)
 
 
-NETS = ["drawn", "normed", "resnet9_narrow", "joined", "lenet_sigmoid", "mlp2"]
+NETS = ["drawn", "normed", "resnet9_narrow", "joined", "lenet_sigmoid", "mlp2", "recurring"]
 OF_METHODS = [("mpfedcon", "drawn"), ("mpfedcon", "normed"), ("moon", "joined"), ("moon", "mlp2"), ("fedbn", "normed")]
 """What a method does beside a step meets a net's layers: those with random numbers, running statistics, no stacked form."""
 

@@ -22,8 +22,10 @@ from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.config import load_config
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.processes import TRACKING_THREAD
-from fedpriv.simulation import executor_choice, run
-from fedpriv.simulation.executor_choice import may_hold_locks
+from fedpriv.simulation import run
+from fedpriv.simulation.choice import workers as choice_of_workers
+from fedpriv.simulation.choice.costs import PRODUCT_SECONDS, STEP_SECONDS, least_seconds
+from fedpriv.simulation.choice.workers import may_hold_locks
 from fedpriv.simulation.executors import build as executors
 from fedpriv.simulation.executors.forked import ForkedWorkers
 from fedpriv.simulation.setup import build
@@ -196,7 +198,7 @@ def test_more_workers_than_cores_are_warned_of(played: Callable[..., Simulation]
 def test_where_there_can_be_none_it_is_said(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="a worker has one torch thread, and threads is 2; use --workers 1"):
         played(2, False, **{"method.name": "fedavg", "threads": 2})
-    monkeypatch.setattr(executor_choice.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    monkeypatch.setattr(choice_of_workers.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
     with pytest.raises(UsageError, match="cannot fork"):
         played(2, False, **{"method.name": "fedavg"})
 
@@ -204,10 +206,10 @@ def test_where_there_can_be_none_it_is_said(played: Callable[..., Simulation], m
 @pytest.fixture
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process without other threads that may use four cores, and a run that takes long."""
-    monkeypatch.setattr(executor_choice, "usable_cores", lambda: 4)
+    monkeypatch.setattr(choice_of_workers, "usable_cores", lambda: 4)
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
-    monkeypatch.setattr(executor_choice, "free_memory", lambda: math.inf)
-    monkeypatch.setattr(executor_choice, "WORTH", 1e-6)
+    monkeypatch.setattr(choice_of_workers, "free_memory", lambda: math.inf)
+    monkeypatch.setattr(choice_of_workers, "WORTH", 1e-6)
 
 
 @pytest.mark.parametrize("executor", quick_first(["vectorized", "sequential"]))
@@ -232,7 +234,7 @@ WHY_ONE = {
 @pytest.mark.usefixtures("four_cores")
 def test_auto_says_why_it_is_one(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     for name, value in WHY_ONE[why].items():
-        monkeypatch.setattr(executor_choice, name, value)
+        monkeypatch.setattr(choice_of_workers, name, value)
     choice = build(load_config(None, {**SMALL, "method.name": "fedavg"})).choice
     assert choice is not None and choice.workers == 1 and str(choice).endswith(f"; in one process: {why}")
 
@@ -250,7 +252,7 @@ def test_auto_is_one_where_a_process_may_not_fork(monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as notebook:
         notebook.setattr(threading, "enumerate", lambda: [threading.current_thread(), threading.Thread(name="another")])
         assert workers() == 1, "a fork would inherit what another thread has locked"
-    monkeypatch.setattr(executor_choice.multiprocessing.current_process(), "_config", {"daemon": True})
+    monkeypatch.setattr(choice_of_workers.multiprocessing.current_process(), "_config", {"daemon": True})
     assert workers() == 1, "Python refuses children of such a process"
 
 
@@ -270,15 +272,13 @@ def test_the_estimate_grows_with_the_work() -> None:
     def seconds(model: str, **overrides: Any) -> float:
         federation = build(load_config(None, {**SMALL, "method.name": "fedavg", "model.name": model, **overrides}))
         samples = federation.places.train(0).inputs
-        return executor_choice.least_seconds(
-            federation.config, federation.resident.net, samples, [100, 50], federation.method.phases(round=1)
-        )
+        return least_seconds(federation.config, federation.resident.net, samples, [100, 50], federation.method.phases(round=1))
 
     short = seconds("mlp")
     net = build(load_config(None, {**SMALL, "method.name": "fedavg"})).resident.net
     weights = sum(parameter.numel() for name, parameter in net.named_parameters() if name.endswith("weight"))
     steps, samples = 3 * (10 + 5), 3 * (100 + 50)  # three rounds of two clients
-    assert short == pytest.approx(steps * executor_choice.STEP_SECONDS + samples * weights * executor_choice.PRODUCT_SECONDS)
+    assert short == pytest.approx(steps * STEP_SECONDS + samples * weights * PRODUCT_SECONDS)
     assert seconds("mlp", **{"train.rounds": 6}) == pytest.approx(2 * short)
     assert seconds("resnet9_narrow") > 2 * short, "a convolution multiplies each weight many times"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fake_runs import make_run
 
-from fedpriv.api.comparing import compare
+from fedpriv.api.comparison.comparing import compare
 from tests.notes import noted
 from tests.tracking.test_tracking_cli import call, configured
 

@@ -18,7 +18,7 @@ from fedpriv.config import RunConfig, parse
 from fedpriv.errors import FedprivError
 from fedpriv.files import load_tensors
 from fedpriv.simulation import run
-from fedpriv.simulation.final_model import part_at_server
+from fedpriv.simulation.finished.final_model import part_at_server
 from fedpriv.simulation.setup import build
 from fedpriv.tracking import sync
 
@@ -116,7 +116,7 @@ def test_a_full_disk_at_the_export_leaves_no_partial_model(runs_dir: Path, monke
     silent = lambda *_: None  # noqa: E731
     chosen = config("fedavg", uri="none", log_model=True).model_copy(update={"run_dir": runs_dir / "full"})
     with monkeypatch.context() as patched:
-        patched.setattr("fedpriv.simulation.final_model.write_atomically", full)
+        patched.setattr("fedpriv.simulation.finished.final_model.write_atomically", full)
         with pytest.raises(FedprivError, match="make room, then"):
             run.start(chosen, runs_dir, silent, silent, silent)
     assert not (runs_dir / "full" / "weights" / "server.pt2").exists()

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.attacks.core.altered import UNALTERED
+from fedpriv.attacks.core.functional import functional_call
 from fedpriv.attacks.core.observation import Observation, copied
 from fedpriv.attacks.core.reconstruction import Inapplicable
 

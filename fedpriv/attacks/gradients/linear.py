@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from fedpriv.attacks.core.functional import functional_call
 from fedpriv.attacks.core.observation import Observation, in_clients_mode, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad
+from torch.func import grad
 
+from fedpriv.attacks.core.functional import functional_call
 from fedpriv.attacks.core.labels import label_loss
 from fedpriv.attacks.core.observation import Schedule
 from fedpriv.attacks.gradients.multistep import is_bias

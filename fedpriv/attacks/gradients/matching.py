@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad
+from torch.func import grad
 
+from fedpriv.attacks.core.functional import functional_call
 from fedpriv.attacks.core.observation import Observation, SplitNet, in_clients_mode, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable, differentiating_twice, require_labels
 from fedpriv.attacks.gradients.batching import vmap_or_loop

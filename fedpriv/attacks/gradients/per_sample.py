@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from fedpriv.attacks.core.functional import functional_call
 from fedpriv.attacks.core.labels import groups, label_loss
 from fedpriv.attacks.gradients.batching import vmap_or_loop
 

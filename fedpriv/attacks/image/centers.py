@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from fedpriv.attacks.core.functional import functional_call
 from fedpriv.attacks.core.observation import Observation, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.linear import known_net, normalise_images
@@ -27,6 +27,8 @@ COMPONENTS = 500
 """Largest number of principal components."""
 SLACK = 1e-3
 """The error of an embedding by the client's own net."""
+PLATEAU = (3, 0.02)
+"""The search ends where the loss falls by less than this share in so many outer steps: 60 iterations."""
 Embed = Callable[[Tensor], Tensor]
 """Normalised images ``(B, C, H, W)`` -> projections ``(B, k)``."""
 
@@ -153,7 +155,7 @@ def invert_centers(
         return loss.detach(), gradient
 
     starts = exact.directions.new_zeros(len(centers), len(exact.directions))
-    minimum = lbfgs(objective, starts, STRONG_WOLFE, steps)
+    minimum = lbfgs(objective, starts, STRONG_WOLFE, steps, stalled=PLATEAU)
     with torch.no_grad():
         images = exact.images(torch.arange(len(centers)), minimum.x).to(centers.dtype).clamp(0, 1)
         return InvertedCenters(images, relative_distance(embed(normalise_images(observation, images)), centers))

@@ -13,9 +13,9 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedpriv.attacks.attack import ImageAttack, register
+from fedpriv.attacks.core.functional import functional_call
 from fedpriv.attacks.core.observation import Observation, state_names
 from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction

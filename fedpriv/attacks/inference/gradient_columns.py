@@ -17,9 +17,9 @@ from functools import cached_property
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
+from fedpriv.attacks.core.functional import functional_call
 from fedpriv.attacks.core.labels import label_loss
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.gradients.multistep import as_gradient, decay_before_clipping, rounding

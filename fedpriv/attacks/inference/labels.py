@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from fedpriv.attacks.core.columns import made_up_rows
+from fedpriv.attacks.core.functional import functional_call
 from fedpriv.attacks.core.observation import Observation, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.linear import (

@@ -21,9 +21,9 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
+from fedpriv.attacks.core.functional import functional_call
 from fedpriv.attacks.core.observation import Observation, Passes, Schedule, SplitNet, ThreatModel, blank, state_names
 from fedpriv.attacks.core.reconstruction import mounting
 from fedpriv.attacks.gradients.batching import vmap_or_loop

@@ -17,11 +17,11 @@ from fedpriv.attacks.attack import ImageAttack
 from fedpriv.attacks.core.doing import doing
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Inapplicable, mounting
+from fedpriv.attacks.core.threads import one_thread
 from fedpriv.attacks.lab.control import Control, behind_a_message, cached_controls, noise_like, run_control
 from fedpriv.attacks.lab.setting import Alter, Setting
 from fedpriv.attacks.scoring.baselines import flat, mean_image
 from fedpriv.attacks.scoring.scores import RECOVERED, errors, match_batches, mse
-from fedpriv.seeding import one_thread
 
 Judge = Callable[[Tensor], tuple[bool, str]]
 """Reconstructions ``(n, C, H, W)`` -> whether the control is passed, and its sentence."""

@@ -12,10 +12,10 @@ from fedpriv.attacks.attack import RowAttack
 from fedpriv.attacks.core.columns import made_up_rows
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import mounting
+from fedpriv.attacks.core.threads import one_thread
 from fedpriv.attacks.lab.control import Control, behind_a_message, cached_controls, noise_like, run_control
 from fedpriv.attacks.lab.setting import RowSetting
 from fedpriv.attacks.scoring.row_scores import in_order, score_rows, typical_row
-from fedpriv.seeding import one_thread
 
 UNDEFENDED = RowSetting()
 CHANCE = 0.2

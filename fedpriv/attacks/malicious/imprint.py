@@ -17,9 +17,9 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedpriv.attacks.attack import ByMessage, register
+from fedpriv.attacks.core.functional import functional_call
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable, SingleReconstruction, filled
 from fedpriv.attacks.gradients.analytic import CERTAIN

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad
+from torch.func import grad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedpriv.attacks.core.altered import Altered
+from fedpriv.attacks.core.functional import functional_call
 from fedpriv.attacks.core.observation import Observation, TextFacts
 from fedpriv.attacks.core.reconstruction import Inapplicable, differentiating_twice
 from fedpriv.attacks.gradients.matching import Data, cross_entropy

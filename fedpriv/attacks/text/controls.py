@@ -11,11 +11,11 @@ from torch import Tensor
 
 from fedpriv.attacks.attack import TextAttack
 from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.threads import one_thread
 from fedpriv.attacks.lab.control import Control, cached_controls, noise_like, run_control
 from fedpriv.attacks.lab.setting import TextSetting
 from fedpriv.attacks.scoring.text_scores import TextScores, random_text, score_text
 from fedpriv.attacks.text.victims import SMALL, facts, observe_text, sentences, small_bert
-from fedpriv.seeding import one_thread
 
 LARGEST = 200
 """Largest number of tokens of a message in a control."""

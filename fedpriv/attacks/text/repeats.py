@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.utils.rnn import pad_sequence
 
+from fedpriv.attacks.core.functional import functional_call
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.text.case import TextCase
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.core.functional import functional_call
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.gradients.per_sample import LabelledSamples
@@ -190,7 +191,7 @@ class _OneClient:
         state, was_training = {name: tensor for name, tensor in uploaded.items() if is_model(name)}, net.training
         try:
             with torch.no_grad():
-                logits = [torch.func.functional_call(net.eval(), state, (part,)) for part in torch.split(inputs, CHUNK)]
+                logits = [functional_call(net.eval(), state, (part,)) for part in torch.split(inputs, CHUNK)]
         finally:
             net.train(was_training)
         return confidence(torch.cat(logits), self._pool.data.labels)

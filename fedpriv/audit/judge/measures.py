@@ -56,7 +56,7 @@ def most_recovered(run: AuditedRun) -> Rate | None:
     rates += [rows.recovered(cells) for target in run.rows if (cells := rows.best(target)) is not None]
     # That class centres give nothing away is no evidence: they can only add to what is known.
     rates += [center.recovered.rate for center in run.centers if images.gives_away(center)]
-    rates += [wilson(1, 1) for client in run.told_rows if client.whole]
+    rates += [wilson(client.rows, client.rows) for client in run.told_rows if client.whole]
     return max(rates, key=lambda rate: (rate.share, rate.high), default=None)
 
 

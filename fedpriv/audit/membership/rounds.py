@@ -41,12 +41,15 @@ class InRounds:
     epsilon: EpsilonBounds | None
 
 
-def in_rounds(record: RunRecord, earlier: Sequence[int], shadows: int, seed: int, progress: Progress) -> InRounds:
+def in_rounds(
+    record: RunRecord, earlier: Sequence[int], shadows: int, seed: int, progress: Progress, workers: int = 1
+) -> InRounds:
     """Attack membership in the last kept round, and with fewer shadow local updates in earlier ones.
 
     Args:
         earlier: further rounds; the last kept round is attacked once, also if it is among them.
         shadows: shadow local updates for each client of the last round; 0: none is attacked.
+        workers: processes.
     """
     last = record.store.rounds()[-1]
     results, refused = list[Membership](), dict[int, Reason]()
@@ -56,10 +59,11 @@ def in_rounds(record: RunRecord, earlier: Sequence[int], shadows: int, seed: int
             clients = record.whole_clients(round)
             progress.in_time()
             progress(f"membership: {updates} shadow models for each of {len(clients)} clients of round {round}")
-            result = membership(record, round, clients, updates, seed, progress.in_time)
+            result = membership(record, round, clients, updates, seed, progress.in_time, workers)
         except FedprivError as error:
             refused[round] = error.reason if isinstance(error, BudgetSpent) else Reason("not available", str(error))
             continue
+        progress.elsewhere(result.elsewhere)
         results.append(result)
     return results_of_rounds(results, refused, last, _corrected(record, [result.round for result in results]))
 

@@ -52,7 +52,9 @@ EACH_ALONE = "Each interval is for that attack alone. The answer's is wider, as 
 BEFORE = (
     "Before round 1, each client tells the server by what its samples are scaled and coded. The server learns this without an "
     "attack, and so does anyone who reads the messages. Means, deviations and levels of all clients together then go to every "
-    "client."
+    "client. As cells that are told count those of columns with one value in all rows of a client (but not of all clients), and "
+    "those of up to three rows or numbers that follow from the sums. Not counted is what exact sums tell of more: four numbers "
+    "with decimals follow in three of four cases, and so do numbers of which all but a few are zero."
 )
 MEAN_COLOUR = "Mean colour of a client's images, from running statistics, in [0, 1]:"
 EXPOSED = (

@@ -15,12 +15,13 @@ from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.audit.record.base import DataOf, Message, RegressionInputs
 from fedpriv.data.federated import FederatedData, Split
 from fedpriv.errors import FedprivError, UsageError
-from fedpriv.processes import free_memory
+from fedpriv.processes import free_memory, usable_cores
 from fedpriv.samples import Modality, each, missing_modality
 from fedpriv.secure.layout import Layout
 from fedpriv.secure.protocol_checks import as_sent, expected_mean
 from fedpriv.server.clients import Instruction
-from fedpriv.simulation.executor_choice import ExecutorChoice, client_bytes
+from fedpriv.simulation.choice.costs import client_bytes
+from fedpriv.simulation.choice.executor import ExecutorChoice
 from fedpriv.simulation.executors.in_process import in_process_executor
 from fedpriv.simulation.setup import Federation
 from fedpriv.wire import Payload, Sealed, seal
@@ -140,7 +141,8 @@ def _in_larger_groups(federation: Federation) -> ExecutorChoice | None:
         return choice
     samples = federation.data.train(federation.data.nonempty[0]).inputs
     assert isinstance(samples, Tensor), "others cannot train in groups"
-    fit = int(free_memory()) // client_bytes(federation.config, federation.resident.net, samples)
+    # Other processes of the audit may train shadows, too.
+    fit = int(free_memory()) // usable_cores() // client_bytes(federation.config, federation.resident.net, samples)
     size = max(choice.together[1], min(TOGETHER, fit))
     return replace(choice, config=choice.config.model_copy(update={"group_size": size}))
 

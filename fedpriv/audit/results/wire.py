@@ -70,6 +70,7 @@ class ToldBefore:
         bytes: of the message.
         rows: of a table, behind a client's statistics; 0: the line is of something else.
         cells: how many single cells of the column it tells. A number that is the label counts as a cell.
+        alike: whether all of the rows have the same value in the column.
     """
 
     client: int | None
@@ -78,6 +79,7 @@ class ToldBefore:
     bytes: int
     rows: int = 0
     cells: int = 0
+    alike: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,14 @@ class ToldRows:
 
     Attributes:
         cells: how many cells of its ``rows``, of so many ``columns``, they tell.
+        unlike: number of the columns in which its rows differ.
     """
 
     client: int | None
     rows: int
     columns: int
     cells: int
+    unlike: int
 
     @property
     def share(self) -> float:
@@ -100,8 +104,8 @@ class ToldRows:
 
     @property
     def whole(self) -> bool:
-        """Whether they tell a client's only row in every cell."""
-        return self.rows == 1 and self.cells == self.columns
+        """Whether they tell its rows in every cell: it has one row, or its rows differ in at most one column."""
+        return self.cells == self.rows * self.columns and (self.rows == 1 or self.unlike <= 1)
 
 
 def told_rows(lines: Iterable[ToldBefore]) -> list[ToldRows]:
@@ -111,8 +115,8 @@ def told_rows(lines: Iterable[ToldBefore]) -> list[ToldRows]:
         if line.rows and line.column:
             by_client.setdefault(line.client, []).append(line)
     every = [
-        ToldRows(client, columns[0].rows, len(columns), sum(line.cells for line in columns))
-        for client, columns in by_client.items()
+        ToldRows(client, of[0].rows, len(of), sum(line.cells for line in of), sum(not line.alike for line in of))
+        for client, of in by_client.items()
     ]
     return [rows for rows in every if rows.cells]
 

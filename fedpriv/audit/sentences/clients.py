@@ -37,8 +37,8 @@ def told_rows(run: AuditedRun) -> str:
     what = f"{most.cells} of the {most.rows * most.columns:,} cells of the {rows} of {who}"
     others = f" ({len(clients)} clients have such cells)" if len(clients) > 1 else ""
     return (
-        f"The statistics sent before round 1 tell {what}{others}: they state sums of one or two numbers, and no defence "
-        "of the uploads alters them."
+        f"The statistics sent before round 1 tell {what}{others}: they are of three rows at most, or of one value in all "
+        "rows, and no defence of the uploads alters them."
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,11 @@ class Moments:
     def possible(self) -> bool:
         """Whether there can be such numbers, by Cauchy and Schwarz."""
         return self.count >= 0 and self.squares >= 0 and self.total**2 <= self.count * self.squares
+
+    @property
+    def sums(self) -> tuple[Fraction, Fraction]:
+        """Their sum, and that of their squares."""
+        return Fraction(self.total, 1 << PLACES), Fraction(self.squares, 1 << 2 * PLACES)
 
     @property
     def mean(self) -> float:

@@ -105,7 +105,7 @@ class SampleKind:
             name, of_labels = self.target.name, moments[self.target.name]
             if not of_labels.deviation:
                 raise UsageError(
-                    f"all training rows have the label {of_labels.mean:g} in column {name!r}, so there is nothing to predict; "
+                    f"all training rows have the label {of_labels.mean:g}, so there is nothing to predict; "
                     "--set data.label=NAME names another column"
                 )
             target = NumberColumn(name, of_labels.mean, of_labels.deviation, unit=self.target.unit)

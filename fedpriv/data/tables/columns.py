@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedpriv.data.tables.file_names import file_names
+from fedpriv.data.tables.files import is_array
 from fedpriv.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
@@ -155,7 +156,8 @@ def _on_label(table: Table, label: str, guessed: bool, others: Sequence[str]) ->
     if guessed:
         also = [name for name in LABEL_COLUMNS if name in others]
         more = f"; {', '.join(also)} {'is a feature' if len(also) == 1 else 'are features'}" if also else ""
-        yield f"the labels are column {label!r}{more} (--set data.label=NAME names another)"
+        if also or not is_array(table, label):
+            yield f"the labels are column {label!r}{more} (--set data.label=NAME names another)"
     classes = table.column(label).to_pylist()
     for name in others:
         values = table.column(name)

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     import datasets
     import pyarrow as pa
 
-_OF_OBJECTS = re.compile(r"/objects/data-[0-9a-f]{16}/(?P<what>.+)\.parquet$")
-"""The files into which :func:`fedpriv.data.user_data.objects.name_of` writes data that are Python objects."""
+_OF_OBJECTS = re.compile(r"/objects/data-[0-9a-f]{16}/(?P<what>.+?)(\.parquet)?$")
+"""Where :func:`fedpriv.data.user_data.objects.name_of` writes data that are Python objects: its files and folders."""
+GIVEN_LABEL = "label"
+"""The column into which it writes the labels ``y`` of arrays ``(x, y)``."""
 
 
 class Columnar(Protocol):
@@ -67,7 +69,7 @@ class ParquetTable(Typed):
 
     @property
     def origin(self) -> str:
-        return ", ".join(map(_shown, self.files))
+        return ", ".join(map(shown, self.files))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -204,10 +206,20 @@ class CsvTable:
         return row + 2
 
 
-def _shown(file: Path) -> str:
-    """A file, for messages; of data that were given in Python, which the user never saw as a file, their client and split."""
+def shown(file: Path) -> str:
+    """A file or folder, for messages; of data given in Python, which the user never saw as a file, their client and split."""
     of_objects = _OF_OBJECTS.search(str(file))
     return f"the given data ({of_objects['what']})" if of_objects else str(file)
+
+
+def is_array(table: Table, name: str) -> bool:
+    """Whether a column holds labels that were given in Python, and so has a name that the user never gave it."""
+    return name == GIVEN_LABEL and bool(table.files) and all(_OF_OBJECTS.search(str(file)) for file in table.files)
+
+
+def called(table: Table, name: str) -> str:
+    """A column, for messages; labels that were given in Python are ``y``, as in ``(x, y)``."""
+    return "y" if is_array(table, name) else f"column {name!r}"
 
 
 def from_zero(origin: str, row: int) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.data.tables.files import Table, array_types
+from fedpriv.data.tables.files import Table, array_types, called
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -81,7 +81,9 @@ class Joined:
                 if kind != first[column] and (
                     difference := next((what[type(side)] for side in both if type(side) in what), None)
                 ):
-                    raise UsageError(f"{self.origin}: clients {self.names[0]} and {name} have {difference} in column {column!r}")
+                    raise UsageError(
+                        f"{self.origin}: clients {self.names[0]} and {name} have {difference} in {called(self, column)}"
+                    )
         return first
 
     def column(self, name: str) -> pa.ChunkedArray:
@@ -104,12 +106,12 @@ class Joined:
         ]
         if not texts or not numbers:
             types = ", ".join(f"{values.type} ({client})" for client, values in columns.items())
-            return f"column {name!r} has not the same type for all clients: {types}"
+            return f"{called(self, name)} has not the same type for all clients: {types}"
         client, values = next(iter(texts.items()))
         odd = next((value for value in values.to_pylist() if value and not _is_number(value)), values[0].as_py())
         return (
-            f"column {name!r} holds numbers at client {numbers[0]}, and texts such as {odd!r} at client {client}; leave a cell "
-            "empty where a number is missing, or leave out the column (data.drop)"
+            f"{called(self, name)} holds numbers at client {numbers[0]}, and texts such as {odd!r} at client {client}; leave a "
+            "cell empty where a number is missing, or leave out the column (data.drop)"
         )
 
     def written(self, name: str) -> pa.ChunkedArray | None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedpriv.data.disaster import holds_pairs
 from fedpriv.data.subsets import hold_out
-from fedpriv.data.tables.files import Table
+from fedpriv.data.tables.files import Table, shown
 from fedpriv.data.tables.folders import by_split, data_folder, folders_in, holds_images, open_folder, table_files
 from fedpriv.data.tables.hub import SPLITS
 from fedpriv.data.tables.joined import Joined, Part
@@ -73,7 +73,7 @@ def open_clients(folders: Sequence[Path]) -> tuple[Joined, Joined | None, tuple[
     tables = [table_files(data_folder(folder)) for folder in folders]
     classes = () if any(tables) else sorted({child.name for folder in folders for child in folders_in(_train(folder))})
     opened = [open_folder(folder, classes) for folder in folders]
-    names, where = tuple(folder.name for folder in folders), str(folders[0].parent)
+    names, where = tuple(folder.name for folder in folders), shown(folders[0].parent)
     trained, tested = zip(*opened, strict=True)
     if not any(tested):
         return Joined(names, trained, where), None, ()

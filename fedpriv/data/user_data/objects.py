@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.data.tables.file_names import file_names, is_image_name
-from fedpriv.data.tables.files import array_types
+from fedpriv.data.tables.files import GIVEN_LABEL, array_types
 from fedpriv.data.tables.hub import SPLITS, HubTable
 from fedpriv.data.tables.paths import names_images, resolved
 from fedpriv.data.user_data.clients import NAME
@@ -186,7 +186,9 @@ def _rows(data: Any) -> datasets.Dataset:
     else:
         names = _names(data, labels)
         kind = datasets.ClassLabel(names=names) if names else datasets.Value("int64")
-    return datasets.Dataset.from_dict({**columns, "label": labels}, features=datasets.Features({**features, "label": kind}))
+    return datasets.Dataset.from_dict(
+        {**columns, GIVEN_LABEL: labels}, features=datasets.Features({**features, GIVEN_LABEL: kind})
+    )
 
 
 def _names(data: Any, labels: Sequence[int]) -> list[str]:

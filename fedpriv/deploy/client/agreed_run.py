@@ -21,8 +21,8 @@ from fedpriv.deploy.facts import DisjointClients
 from fedpriv.errors import FedprivError
 from fedpriv.files import Damaged, load_json, remembered
 from fedpriv.privacy.accountant import epsilon, history_of
+from fedpriv.simulation.inputs.loading import Loaded
 from fedpriv.simulation.run_setup import settle
-from fedpriv.simulation.setup import Loaded
 from fedpriv.wire import Sealed
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from fedpriv.deploy.versions import code_version
 from fedpriv.errors import UsageError
 from fedpriv.noise_source import SecretSource
 from fedpriv.server.statistics import counted_classes, statistics_noise
+from fedpriv.simulation.inputs.loading import lacking_modalities
 from fedpriv.simulation.inputs.statistics import private_statistics
 from fedpriv.simulation.inputs.suits import check_suits, holds
 from fedpriv.simulation.inputs.unseen import SampleForm
-from fedpriv.simulation.setup import lacking_modalities
 from fedpriv.wire import Sealed
 
 

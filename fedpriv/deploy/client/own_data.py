@@ -17,7 +17,7 @@ from fedpriv.deploy.client.requires import Requires
 from fedpriv.deploy.client.source import Source
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.models.net import Net
-from fedpriv.simulation.setup import Loaded, Read, partition_dataset, prepared_inputs, read
+from fedpriv.simulation.inputs.loading import Loaded, Read, prepared_inputs, read
 
 SEE_LOG = "the client's own log says why"
 
@@ -88,7 +88,7 @@ class OwnData:
         if config.data.clients <= self.number:
             raise UsageError(f"the run has {config.data.clients} clients (data.clients), and this is client {self.number}")
         if self._parts is None or self._parts[0] != config.to_yaml():
-            partition = partition_dataset if self.source.share == "partition" else self._own_partition
+            partition = None if self.source.share == "partition" else self._own_partition
             check_images(config.data, self._requires)
             try:
                 self._parts = config.to_yaml(), read(config, partition, every_column=self.source.share == "own")
@@ -118,4 +118,4 @@ def with_run_choices(run: RunConfig, loaded: RunConfig) -> RunConfig:
     """The config of loaded data, with the run's values for what each client chooses itself, so that the two can be compared."""
     partition = loaded.data.partition.model_copy(update={"column": run.data.partition.column})
     same = {name: getattr(run.data, name) for name in ("name", "dir", "label", "features", "drop")}
-    return loaded.model_copy(update={"data": loaded.data.model_copy(update={**same, "partition": partition})})
+    return loaded.with_values("data", **same, partition=partition)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedpriv.attacks.core.altered import Altered
+from fedpriv.attacks.core.functional import functional_call
 from fedpriv.attacks.core.observation import Kind, Observation, Schedule, SplitNet, blank
 from fedpriv.attacks.lab.nets import lenet, uniform_
 from fedpriv.audit.record.alteration import alteration

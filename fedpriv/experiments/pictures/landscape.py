@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn import functional as F
 
+from fedpriv.attacks.core.functional import functional_call
 from fedpriv.client.resident import Resident
 from fedpriv.parameters import ParameterSpace
 from fedpriv.samples import Inputs, split

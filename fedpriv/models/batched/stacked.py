@@ -8,9 +8,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedpriv.attacks.core.functional import functional_call
 from fedpriv.errors import first_line
 from fedpriv.models.batched.layers import (
     FORMS,

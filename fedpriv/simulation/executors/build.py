@@ -1,4 +1,4 @@
-"""The executor of a federation, as it was chosen (:mod:`fedpriv.simulation.executor_choice`)."""
+"""The executor of a federation, as it was chosen (:mod:`fedpriv.simulation.choice.executor`)."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def _images(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepar
             raise UsageError(f"model.projection {model.projection}: model {model.name} is taken as it is; leave it out")
         if model.head_on != "projection":
             raise UsageError(f"model.head_on {model.head_on}: model {model.name} is taken as it is; leave it out")
-        config = config.model_copy(update={"model": model.model_copy(update={"projection": None})})
+        config = config.with_values("model", projection=None)
         notes = () if (note := unimportable_note(model.name)) is None else (note,)
     elif model.roles is not None:
         raise UsageError(f"model.roles is for a net of your own, such as my_nets:Net, and not for {model.name}")

@@ -63,9 +63,8 @@ class Tokens:
 
     def filled_in(self, config: RunConfig, tune: Tune) -> RunConfig:
         """The config with the encoder's properties filled in."""
-        model = {"encoder": self.encoder.name, "pooling": self.encoder.pooling, "tune": tune}
-        data = config.data.model_copy(update={"max_tokens": self.longest})
-        return config.model_copy(update={"model": config.model.model_copy(update=model), "data": data})
+        config = config.with_values("model", encoder=self.encoder.name, pooling=self.encoder.pooling, tune=tune)
+        return config.with_values("data", max_tokens=self.longest)
 
 
 def tokenised(config: RunConfig, dataset: Dataset) -> Tokens:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from rich.filesize import decimal
 
-from fedpriv.api.gains import signed
-from fedpriv.api.groups import Group, as_row
+from fedpriv.api.comparison.gains import signed
+from fedpriv.api.comparison.groups import Group, as_row
 from fedpriv.untrusted.names import printable
 
 NOTE = (
@@ -37,7 +37,7 @@ def head(groups: Sequence[Group]) -> tuple[str, ...]:
 
 
 def mean_over(groups: Sequence[Group]) -> str:
-    """Of which rounds a run's score is: ``mean of the last 10 rounds``, or ``best round``."""
+    """The rounds that a run's score is of: ``mean of the last 10 rounds``, or ``best round``."""
     if any(group.at_best for group in groups):
         return "best round"
     lengths = sorted({group.averaged_rounds for group in groups if group.averaged_rounds is not None}) or [1]
@@ -47,7 +47,7 @@ def mean_over(groups: Sequence[Group]) -> str:
 
 
 def over_all_rounds(groups: Sequence[Group]) -> str | None:
-    """That scores of short runs are means from round 1 on, in a sentence; ``None``: no run is as short."""
+    """A sentence that the scores of short runs are means from round 1 on; ``None``: no run is so short."""
     labels = ", ".join(group.label for group in groups if group.is_over_all_rounds)
     if not labels:
         return None

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from fedpriv.api.comparability import contradictions, labels, repeated
-from fedpriv.api.comparing import common_score, figures, finished_runs, in_best_rounds
-from fedpriv.api.gains import Difference, FinishedRun, paired_difference
+from fedpriv.api.comparison.comparability import contradictions, repeated
+from fedpriv.api.comparison.gains import Difference, FinishedRun, paired_difference
+from fedpriv.api.comparison.side_by_side import Comparison
 from fedpriv.errors import UsageError
 from fedpriv.scores.catalogue import Score, beside
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Row = Mapping[str, Any]
-"""The :func:`~fedpriv.api.comparing.figures` of a run."""
+"""The :meth:`~fedpriv.api.comparison.stored.StoredRun.figures` of a run."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Group:
         unfinished: how many are not counted, as they are not finished.
         contradicted: whether runs with one seed have different results, so that there is no mean.
         rounds: of the shortest of the counted runs; ``None``: none is counted.
-        averaged_rounds: over how many last rounds their scores are averaged (config key ``eval.last``); likewise.
+        averaged_rounds: over how many last rounds their scores are averaged (``eval.last``); ``None``: none is counted.
         counted, seeds, partitions: how many runs are counted, and how many seeds and partitions these have.
         value: of the score; each run's is the mean over its clients.
         usual: the same of the score that people read beside it (accuracy, or R2).
@@ -55,8 +55,8 @@ class Group:
         at_best: whether scores are those of each run's best round on validation data, and of no other round.
         against: the label of the group that differences are from; ``None``: it is the best group.
         pairs: how many of its runs have a partner in that group, with the same seed and clients; ``None``: this is that group.
-        difference: the paired difference from that group; ``None``: this is that group, or a run of either has no partner, as
-            over the other seeds alone the difference may be another one.
+        difference: the paired difference from that group; ``None``: this is that group, or a run of either has no partner: over
+            the other seeds alone the difference may be another one.
     """
 
     label: str
@@ -108,30 +108,23 @@ def groups(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[s
     from fedpriv.tracking import find_run
 
     folders = [find_run(os.fspath(run), Path(runs_dir)) for run in runs]
-    return pd.DataFrame([as_row(group) for group in groups_between(folders)])
+    return pd.DataFrame([as_row(group) for group in groups_between(Comparison(folders))])
 
 
-def groups_between(
-    folders: Sequence[Path], named: Sequence[str] | None = None, at_best: bool | None = None, against: str | None = None
-) -> list[Group]:
+def groups_between(compared: Comparison, against: str | None = None) -> list[Group]:
     """The groups of runs, in the order of their first runs.
 
     Args:
-        named: the label of each run, if not that of :func:`~fedpriv.api.comparability.labels`.
-        at_best: compare scores of each run's best round on validation data, in place of its last rounds; ``None``: as
-            :func:`~fedpriv.api.comparing.in_best_rounds` says.
         against: as for :func:`reference_of`.
 
     Raises:
         UsageError: as :func:`reference_of`.
     """
-    at_best = in_best_rounds(folders) if at_best is None else at_best
-    rows = [figures(folder, at_best) for folder in folders]
-    named = labels(folders, rows) if named is None else named
-    score, members, by_label = common_score(rows), dict[str, list[tuple[Row, bool]]](), dict[str, dict[Hashable, FinishedRun]]()
+    rows, named, score = compared.rows, compared.labels, compared.score
+    members, by_label = dict[str, list[tuple[Row, bool]]](), dict[str, dict[Hashable, FinishedRun]]()
     for label, row, again in zip(named, rows, repeated(named, rows), strict=True):
         members.setdefault(label, []).append((row, again))
-    for run in finished_runs(folders, rows, named, at_best).values():
+    for run in compared.finished.values():
         by_label.setdefault(run.label, {}).setdefault(run.same, run)
     contradicted = contradictions(named, rows)
     alone = [_group(label, score, of_label, label in contradicted) for label, of_label in members.items()]
@@ -147,8 +140,8 @@ def groups_between(
         whole = len(pairs) == len(ours) == len(theirs)
         return replace(group, pairs=len(pairs), difference=paired_difference(pairs) if whole else None)
 
-    compared = (group if group is reference or group.contradicted else paired(group) for group in alone)
-    return [replace(group, against=chosen) for group in compared]
+    with_pairs = (group if group is reference or group.contradicted else paired(group) for group in alone)
+    return [replace(group, against=chosen) for group in with_pairs]
 
 
 def reference_of(alone: Sequence[Group], against: str | None = None) -> Group | None:

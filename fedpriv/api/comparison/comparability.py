@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedpriv.api.comparison.stored import StoredRun
 
 _MOST = 3
 """Keys that a line names."""
 _LEVELS = {"none": "no DP", "sample": "sample-level DP", "client": "client-level DP"}
 
 
-def labels(folders: Sequence[Path], rows: Sequence[dict[str, Any]]) -> list[str]:
+def labels(runs: Sequence[StoredRun], rows: Sequence[dict[str, Any]]) -> list[str]:
     """The method of each run; for runs of one method with different configs, also keys in which they differ, in words.
 
     Runs have one label only if their configs differ in nothing but the seeds, and in who runs the clients; and if they had the
     same samples, plug-ins and net of the user's own. Where only these differ, a label has the beginning of their hash.
 
     Args:
-        rows: the :func:`~fedpriv.api.comparing.figures` of each.
+        rows: the :meth:`~fedpriv.api.comparison.stored.StoredRun.figures` of each.
     """
-    configs = [compared_keys(folder) for folder in folders]
+    configs = [dict(run.compared_keys) for run in runs]
     for name in ("code", "data_hash"):
         _tell_apart(name, configs, rows)
     labels = []
@@ -36,7 +39,7 @@ def labels(folders: Sequence[Path], rows: Sequence[dict[str, Any]]) -> list[str]
 
 
 def _in_words(name: str, key: str, config: Mapping[str, str]) -> str:
-    """What a config says of a key, such as ``lr 0.1`` or ``no momentum``; nothing where it has no meaning beside the others.
+    """What a config says of a key, such as ``lr 0.1`` or ``no momentum``; nothing of a key of privacy in a run without it.
 
     Args:
         name: that of the key in a label.
@@ -58,7 +61,7 @@ def repeated(named: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[bo
 
     Args:
         named: the :func:`labels` of the runs.
-        rows: the :func:`~fedpriv.api.comparing.figures` of each.
+        rows: the :meth:`~fedpriv.api.comparison.stored.StoredRun.figures` of each.
     """
     keys = list(map(_draw, named, rows))
     return [key in keys[:index] for index, key in enumerate(keys)]
@@ -89,7 +92,7 @@ def contradictions(named: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> d
 
 
 def _tell_apart(name: str, configs: Sequence[dict[str, str]], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Add a hash to the configs of each method that has equal configs with different hashes. Old folders have no hash."""
+    """Add the hash ``name`` to the configs of each method of which runs with equal configs have different ones."""
     for method in {row["method"] for row in rows}:
         of_method = [(config, row[name]) for config, row in zip(configs, rows, strict=True) if row["method"] == method]
         if any(method == other and a and b and a != b for method, a in of_method for other, b in of_method):
@@ -98,7 +101,7 @@ def _tell_apart(name: str, configs: Sequence[dict[str, str]], rows: Sequence[Map
 
 
 def _enough(keys: Sequence[str], configs: Sequence[Mapping[str, str]]) -> int:
-    """How many of the keys in which configs differ tell them apart; three where fewer would do."""
+    """How many keys, from the first on, tell the configs apart as well as all keys do; at least three."""
 
     def told_apart(number: int) -> int:
         return len({tuple(config.get(key) for key in keys[:number]) for config in configs})
@@ -106,28 +109,11 @@ def _enough(keys: Sequence[str], configs: Sequence[Mapping[str, str]]) -> int:
     return next((number for number in range(3, len(keys)) if told_apart(number) == told_apart(len(keys))), len(keys))
 
 
-def compared_keys(folder: Path) -> dict[str, str]:
-    """The keys of a run's config in which runs of one label agree."""
-    from fedpriv.storage.run_folder import RunFolder
-    from fedpriv.tracking import flatten
-    from fedpriv.tracking.names import defence
-
-    storage = ("run_dir", "data.dir", "tracking.", "wire.keep_payloads", "wire.check_downloads")
-    ignored: tuple[str, ...] = ("seed", "device", "threads", "executor.", "method.name", "data.partition.seed", *storage)
-    ignored += ("eval.metric",)  # which changes no number
-    config = RunFolder(folder).config_as_data()
-    if config.privacy.target_epsilon is not None:
-        ignored += ("privacy.noise",)  # found for it, by how many samples the clients of the seed have
-    values = config.model_dump(mode="json")
-    compared = {key: str(value) for key, value in flatten(values) if not key.startswith((*ignored, "wire.transforms"))}
-    return compared | {"wire.defence": defence({"wire": {"transforms": values["wire"]["transforms"]}})}
-
-
-def not_comparable(folders: Sequence[Path], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def not_comparable(runs: Sequence[StoredRun], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Reasons for which accuracies of the runs cannot be compared, in a line each.
 
     Args:
-        rows: the :func:`~fedpriv.api.comparing.figures` of each.
+        rows: the :meth:`~fedpriv.api.comparison.stored.StoredRun.figures` of each.
     """
     if len(metrics := dict.fromkeys(row["metric"] for row in rows)) > 1:
         yield f"the runs are ranked by different scores ({', '.join(metrics)}), so accuracy is compared (--set eval.metric)"
@@ -141,12 +127,12 @@ def not_comparable(folders: Sequence[Path], rows: Sequence[Mapping[str, Any]]) -
     for dataset in datasets:
         group = [index for index, row in enumerate(rows) if row["dataset"] == dataset]
         if (pair := _that_differ(rows, group, "data_hash")) is not None:
-            why = _why(folders, rows, pair, "data_hash")
+            why = _why(runs, rows, pair, "data_hash")
             yield f"scores on other samples of {Path(dataset).name} are not comparable: {why}"
         for seed in dict.fromkeys(rows[index]["seed"] for index in group):
             of_seed = [index for index in group if rows[index]["seed"] == seed]
             if (pair := _that_differ(rows, of_seed, "partition_hash")) is not None:
-                why = _why(folders, rows, pair, "partition_hash")
+                why = _why(runs, rows, pair, "partition_hash")
                 yield f"{Path(dataset).name}, seed {seed}: the clients of the runs hold different samples: {why}"
 
 
@@ -156,13 +142,11 @@ def _that_differ(rows: Sequence[Mapping[str, Any]], group: Sequence[int], name: 
     return None if len(first) < 2 else tuple(sorted(first.values())[:2])  # type: ignore[return-value]
 
 
-def _why(folders: Sequence[Path], rows: Sequence[Mapping[str, Any]], pair: tuple[int, int], name: str) -> str:
+def _why(runs: Sequence[StoredRun], rows: Sequence[Mapping[str, Any]], pair: tuple[int, int], name: str) -> str:
     """The options of the data in which two runs differ; if there are none, the hash."""
-    from fedpriv.storage.run_folder import RunFolder
     from fedpriv.tracking import flatten
 
-    configs = [RunFolder(folders[index]).config_as_data().model_dump(mode="json", include={"data"}) for index in pair]
-    here, there = (dict(flatten(config)) for config in configs)
+    here, there = (dict(flatten({"data": runs[index].values["data"]})) for index in pair)
     first, second = (rows[index]["run"] for index in pair)
     keys = [key for key in here | there if here.get(key) != there.get(key) and key != "data.dir"]
     if not keys:

@@ -147,8 +147,8 @@ def _chance(
     """``chance``: the mean accuracy of the best constant answer; ``constant``: the scores of the most frequent class, or of the
     mean of the training labels.
 
-    ``at_chance``: whether the score that the run is ranked by is not significantly better; for accuracy, given the number of test
-    samples, for another one over the clients.
+    ``at_chance``: whether the score that the run is ranked by is not significantly better than that. An accuracy is tested by
+    the number of test samples, another score by its spread over the clients.
     """
     if chance is None or (accuracy is None and ranked is None):
         return {}

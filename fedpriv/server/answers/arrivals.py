@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedpriv.agreement import Agreement
 from fedpriv.privacy.steps import charge
-from fedpriv.server.reported import check_names
+from fedpriv.server.answers.reported import check_names
 from fedpriv.wire.coding import Upload
 from fedpriv.wire.message import Refused
 from fedpriv.wire.report import Answer, Charge, Report

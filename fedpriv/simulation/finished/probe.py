@@ -47,7 +47,7 @@ def probe_run(
         raise UsageError(f"{run_dir} is not finished; {folder.how_to_resume} finishes it")
     config = folder.config()
     if data_dir is not None:
-        config = config.model_copy(update={"data": config.data.model_copy(update={"dir": data_dir})})
+        config = config.with_values("data", dir=data_dir)
     federation = reopened(folder, config.model_copy(update={"device": device or config.device}))
     require_encoder(federation.method)
     resident, trained_on = federation.resident, federation.dataset
