@@ -1,9 +1,7 @@
-"""What the attack commands load and say while they compute, and with how many threads."""
+"""What the attack commands say while they compute, and with how many threads."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -21,29 +19,6 @@ from fedpriv.attacks.image.dlg import Dlg
 from fedpriv.attacks.lab.image_controls import controls, negative_control
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.cli.controls import progress
-
-QUICK_START = """
-import re, sys
-class FirstRound:
-    def __init__(self, stream): self.stream, self.shown = stream, ""
-    def __getattr__(self, name): return getattr(self.stream, name)
-    def write(self, text):
-        self.shown += text
-        if re.search("round 1/2 .*accuracy", self.shown):
-            print("loaded:", sorted({"torch._dynamo", "torch._inductor", "mlflow", "sklearn"} & set(sys.modules)))
-            sys.stdout.flush()
-            __import__("os")._exit(0)
-        return len(text)
-sys.stderr = FirstRound(sys.stderr)
-from fedpriv.cli import main
-main(["train", "--rounds", "2", "--set", "tracking.uri=none", "--runs-dir", sys.argv[1]])
-"""
-
-
-def test_the_first_round_of_the_quick_start_loads_no_compiler(tmp_path: Path) -> None:
-    """Torch's compiler takes longer to import than torch itself."""
-    done = subprocess.run([sys.executable, "-c", QUICK_START, str(tmp_path)], capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines()[-1:] == ["loaded: []"], done.stderr
 
 
 def test_what_is_done_is_told_from_the_whole_to_its_part() -> None:
