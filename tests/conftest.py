@@ -19,6 +19,7 @@ from fedpriv.plots.confusion import draw_confusion
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.storage.run_folder import RunFolder
+from fedpriv.tracking.store import create_store
 
 EXTRAS = {
     "deploy": "flwr",
@@ -57,6 +58,16 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """By how much the counts of ``tests/counts`` differ from the committed table; of counts that are as before, nothing."""
+    from tests.counts.measure import lines
+
+    reports = (report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind) if report.when == "call")
+    counted = [value for report in reports for name, value in report.user_properties if name == "counts"]
+    for line in (line for counts in counted for line in lines(counts) if "as before" not in line):
+        terminalreporter.write_line(line)
+
+
 @pytest.fixture
 def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment without proxies, which the test may change."""
@@ -77,6 +88,15 @@ def no_waiting() -> Iterator[None]:
         patch.setattr("fedpriv.storage.provenance.git_commit", lambda: "0" * 40)
         patch.setattr("fedpriv.tracking.to_mlflow.MlflowTracker.own_process", False)  # one import of MLflow serves all tests
         yield
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An SQLite store with MLflow's schema and nothing in it, which takes seconds to make: one for all workers of a session."""
+    folder = tmp_path_factory.getbasetemp()
+    path = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "mlflow.db"
+    create_store(path)  # one makes it, the others wait
+    return path
 
 
 OF_A_RUN = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -40,13 +41,13 @@ def bound(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.attr
 
 
+@cache
+def all_bound() -> list[tuple[Path, int, str]]:
+    return [(path, *place) for path in SOURCES for place in bound(ast.parse(path.read_text(encoding="utf-8")))]
+
+
 def places(words: set[str]) -> list[str]:
-    return [
-        f"{path.relative_to(ROOT)}:{line}: {name}"
-        for path in SOURCES
-        for line, name in bound(ast.parse(path.read_text(encoding="utf-8")))
-        if name.lstrip("_") in words
-    ]
+    return [f"{path.relative_to(ROOT)}:{line}: {name}" for path, line, name in all_bound() if name.lstrip("_") in words]
 
 
 def test_variables_are_named_for_the_thing() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -35,6 +35,7 @@ class Uploads:
         registered: number of registered clients that hold training data, in this round or not.
         whole: the layout of the whole net; ``None``: it is ``space``.
         unsent: names of tensors that no client of this round has data for, but others have (a branch of a net of pairs).
+        senders: the names of the tensors that each client sent; ``None``: each sent all of ``space``.
     """
 
     space: ParameterSpace
@@ -48,6 +49,7 @@ class Uploads:
     whole: ParameterSpace | None = None
     large: UploadedRows | None = None
     unsent: frozenset[str] = frozenset()
+    senders: Sequence[Collection[str]] | None = None
 
     @property
     def by_columns(self) -> Rows:

@@ -3,7 +3,8 @@
     s_k = sum over the K - f - 2 uploads nearest to w_k of |w_k - w_i|^2;    w = mean of the m uploads with the smallest s_k
 
 f is the number of bad clients that it is to hold against, which needs K >= 2 f + 3. m = K - f unless it is given; m = 1 is Krum.
-The numbers of samples have no effect. BatchNorm's running statistics are no part of the distances.
+The numbers of samples have no effect. BatchNorm's running statistics are no part of the distances. Of a tensor that only some
+clients sent, the mean is that of the m who did, and in the distances their median stands for the others.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
-from fedpriv.aggregation.columns import blocks, parameter_groups, weighted_sum
+from fedpriv.aggregation.columns import Group, blocks, combine, parameter_groups
+from fedpriv.aggregation.completing import by_senders, completed
 from fedpriv.aggregation.rows import Rows
+from fedpriv.aggregation.trimmed_mean import half, mean_between
 from fedpriv.config import part_of
 from fedpriv.interfaces import params
 
@@ -50,13 +53,18 @@ class MultiKrum(Aggregation):
     by_columns = True
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
-        rows, count = uploads.by_columns, len(uploads)
+        count = len(uploads)
         bad = max(0, min(part_of(count, self.params.bad), (count - 3) // 2))
         kept = torch.arange(count)
         if count >= 3:
             (group,) = parameter_groups(uploads.space, "model")
             keep = min(self.params.keep or count, count - bad)
+            rows = completed(uploads, mean_between(uploads, half) if uploads.senders else uploads.previous)
             kept = scores(pairwise(rows, group.slices), bad).cpu().argsort(stable=True)[:keep]
-        weights = torch.zeros(count, dtype=torch.float64).index_fill(0, kept, 1 / len(kept))
+        row = uploads.previous.clone()
+        for clients, columns in by_senders(uploads):
+            if len(those := clients[torch.isin(clients, kept)]):
+                weights = torch.zeros(count, dtype=torch.float64).index_fill(0, those, 1 / len(those))
+                combine(uploads.by_columns, weights, [Group("sent", columns)], row)
         report = {"krum/holds_against": float(bad), "krum/left_out": float(count - len(kept))}
-        return Merged(weighted_sum(rows, weights), memory, report)
+        return Merged(row, memory, report)

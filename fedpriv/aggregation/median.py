@@ -3,14 +3,13 @@
     w_j = median(w_1j, ..., w_Kj);    of an even number of uploads, the mean of the two in the middle
 
 With fewer than K/2 bad clients, each entry lies between two good clients' entries. The numbers of samples have no effect.
+Of a tensor that only some clients sent, K counts those.
 """
 
 from __future__ import annotations
 
-import torch
-
 from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
-from fedpriv.aggregation.trimmed_mean import mean_between
+from fedpriv.aggregation.trimmed_mean import half, mean_between
 
 
 @register("median")
@@ -21,4 +20,4 @@ class Median(Aggregation):
     by_columns = True
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
-        return Merged(mean_between(uploads.by_columns, (len(uploads) - 1) // 2, torch.empty_like(uploads.previous)), memory)
+        return Merged(mean_between(uploads, half), memory)

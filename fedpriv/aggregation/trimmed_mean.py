@@ -3,9 +3,12 @@
     w_j = mean of w_1j, ..., w_Kj without the b smallest and the b largest;    b = floor(trim K), trim < 1/2
 
 With at most b bad clients, no entry is further out than a good client's. The numbers of samples have no effect.
+Of a tensor that only some clients sent, K counts those.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from pydantic import Field
@@ -13,19 +16,27 @@ from torch import Tensor
 
 from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
 from fedpriv.aggregation.columns import blocks
-from fedpriv.aggregation.rows import Rows
+from fedpriv.aggregation.completing import by_senders
 from fedpriv.config import part_of
 from fedpriv.interfaces import params
 
 
-def mean_between(rows: Rows, trimmed: int, out: Tensor) -> Tensor:
-    """Write into ``out`` ``(p,)``, for each column of ``rows`` ``(K, p)``, the mean without the extremes; return ``out``.
+def half(count: int) -> int:
+    """What the median leaves out at each end of so many uploads: all but the one or the two in the middle."""
+    return (count - 1) // 2
+
+
+def mean_between(uploads: Uploads, trimmed: Callable[[int], int]) -> Tensor:
+    """The mean of each column without the extremes ``(p,)``, of the clients that sent it.
 
     Args:
-        trimmed: how many of the smallest, and of the largest, are left out; less than K/2.
+        trimmed: returns how many of so many smallest, and largest, uploads are left out; less than half.
     """
-    for where, block in blocks(rows, [slice(0, len(out))]):
-        out[where] = block.sort(0).values[trimmed : len(block) - trimmed].mean(0).to(out)
+    out = torch.empty_like(uploads.previous)
+    for clients, columns in by_senders(uploads):
+        left_out = trimmed(len(clients))
+        for where, block in blocks(uploads.by_columns, columns):
+            out[where] = block[clients].sort(0).values[left_out : len(clients) - left_out].mean(0).to(out)
     return out
 
 
@@ -46,5 +57,5 @@ class TrimmedMean(Aggregation):
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         trimmed = part_of(len(uploads), self.params.trim)
-        row = mean_between(uploads.by_columns, trimmed, torch.empty_like(uploads.previous))
+        row = mean_between(uploads, lambda count: part_of(count, self.params.trim))
         return Merged(row, memory, {"trimmed_mean/left_out": 2.0 * trimmed})

@@ -57,6 +57,7 @@ def merge(method: Method, server: ServerState, uploads: Sequence[Upload]) -> Ser
         whole=whole,
         large=large,
         unsent=frozenset(method.shared_names) - method.context.masked - sent,
+        senders=None if all(names >= sent for _, names in arrived) else [names for _, names in arrived],
     )
     complete(matrix, [names for _, names in arrived], method.aggregation.weigh(matrix))
     return _merged(method, server, matrix)

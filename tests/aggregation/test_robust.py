@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from fedpriv.aggregation import Uploads
+from fedpriv.aggregation.completing import complete
 from fedpriv.errors import UsageError
 from fedpriv.methods.build import with_options
-from tests.aggregation.rounds import doubles, merge, uploads
+from tests.aggregation.rounds import doubles, merge, space_of, uploads
 
 ROBUST = ("median", "trimmed-mean", "multi-krum")
 
@@ -95,6 +98,54 @@ def test_a_bad_client_moves_the_norm_bounded_mean_by_its_share_of_the_bound() ->
     good = START.expand(9, 6)
     far = merge("norm-bounded", uploads(START, torch.cat([good, START[None] + 1e6])), bound=2.0).row
     assert math.isclose(float((far - START).norm()), 0.1 * 2.0, rel_tol=1e-9)
+
+
+BRANCHES = space_of(("encoder.image.weight", (1, 3), "weight"), ("encoder.text.weight", (1, 3), "weight"))
+IMAGES, TEXTS = slice(0, 3), slice(3, 6)
+WITH_TEXTS = [1, 4, 6]
+"""Of seven clients those that have texts; 6 is bad."""
+
+
+def sent_in_part(bad: float) -> Uploads:
+    """A round of pairs, in which only some clients send the text branch, and the mean of these stands in for what others did not
+    send."""
+    rows = START + 0.1 * torch.randn(7, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    rows[6] = START + bad
+    everything = set(BRANCHES.names)
+    senders = [everything if client in WITH_TEXTS else everything - {"encoder.text.weight"} for client in range(7)]
+    round_ = replace(uploads(START, rows, BRANCHES), senders=senders)
+    complete(round_, senders, [1.0] * 7)
+    return round_
+
+
+def test_a_tensor_that_some_clients_send_is_merged_of_these_alone() -> None:
+    round_ = sent_in_part(3.0)
+    rows, start = round_.rows.numpy().copy(), START.numpy()
+    texts = rows[WITH_TEXTS, TEXTS]
+    median = merge("median", round_).row.numpy()
+    np.testing.assert_allclose(median[IMAGES], np.median(rows[:, IMAGES], axis=0))
+    np.testing.assert_allclose(median[TEXTS], np.median(texts, axis=0))
+    trimmed = merge("trimmed-mean", round_, trim=0.4).row.numpy()
+    np.testing.assert_allclose(trimmed[IMAGES], stats.trim_mean(rows[:, IMAGES], 0.4, axis=0))
+    np.testing.assert_allclose(trimmed[TEXTS], stats.trim_mean(texts, 0.4, axis=0))
+    krum = merge("multi-krum", round_).row.numpy()
+    np.testing.assert_allclose(krum[IMAGES], rows[:6, IMAGES].mean(0))
+    np.testing.assert_allclose(krum[TEXTS], rows[[1, 4], TEXTS].mean(0))
+    without = [client for client in range(7) if client not in WITH_TEXTS]
+    rows[without, TEXTS] = start[TEXTS]
+    changes = [(row - start) * min(1, 0.2 / np.linalg.norm(row - start)) for row in rows]
+    bounded = merge("norm-bounded", round_, bound=0.2).row.numpy() - start
+    np.testing.assert_allclose(bounded[IMAGES], sum(changes)[IMAGES] / 7)
+    np.testing.assert_allclose(bounded[TEXTS], sum(changes)[TEXTS] / 3)
+
+
+@pytest.mark.parametrize("name", [*ROBUST, "norm-bounded"])
+def test_a_bad_client_cannot_move_what_others_do_not_send(name: str) -> None:
+    """However far it goes: a mean that stands in for the others would go with it."""
+    options = {"trim": 0.4} if name == "trimmed-mean" else {}
+    near, far = (merge(name, sent_in_part(bad), **options).row for bad in (1e2, 1e6))
+    torch.testing.assert_close(near, far)
+    assert float((near - START).norm()) < 1
 
 
 @pytest.mark.parametrize(

@@ -251,3 +251,12 @@ def measure(folder: Path) -> Counts:
 def bounds() -> dict[str, Bound]:
     """The committed table, by count."""
     return {name: Bound(**row) for name, row in json.loads(BOUNDS.read_text(encoding="utf-8")).items()}
+
+
+def lines(counts: Counts) -> Iterator[str]:
+    """Each count in a line, with its difference from the committed table and its bound."""
+    table = bounds()
+    for name, count in counts.items():
+        row = table[name]
+        change = f"{count - row.count:+g}" if count != row.count else "as before"
+        yield f"{name:40}{count:>8g}{change:>12}   at most {row.bound:g}: {row.reason}"

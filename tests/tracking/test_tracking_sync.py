@@ -256,10 +256,10 @@ def test_a_second_report_does_not_double_the_table_of_clients(runs_dir: Path) ->
 
 
 @pytest.mark.slow
-def test_a_store_thrown_away_is_filled_again(runs_dir: Path, template: Path) -> None:
+def test_a_store_thrown_away_is_filled_again(runs_dir: Path, empty_store: Path) -> None:
     folder = make_run(runs_dir)
     sync(folder)
-    shutil.copy(template, runs_dir / "other.db")
+    shutil.copy(empty_store, runs_dir / "other.db")
     report = sync(folder, f"sqlite:///{runs_dir / 'other.db'}")  # a second store gets everything, too
     assert report.params and report.artifacts == 7
     assert (runs_dir / "mlartifacts").is_dir()
