@@ -77,7 +77,7 @@ def scores(folder: Path) -> list[dict[str, Any]]:
 
 
 def agree(apart: Path, whole: Path) -> None:
-    """Assert that checkpoints, messages, private states, weights and metrics are equal to the bit, and clients' scores to rounding."""
+    """Assert that checkpoints, messages, private states, weights and metrics are equal to the bit, and scores to rounding."""
     state = ("checkpoints/server-*.safetensors", "payloads/*/*", "weights/*")
     assert hashes(apart, *state) == hashes(whole, *state)
     assert len(hashes(whole, *state)) > 1
