@@ -18,6 +18,8 @@ WITHOUT_EFFECT = frozenset(
     }
 )
 """Packages on which no message and no state of a deployed run depends: with others of them, runs and clients go on."""
+WITH_EFFECT = frozenset(f"attacks/core/{name}.py" for name in ("by_name", "functional", "threads"))
+"""Files of these packages that a run uses all the same."""
 
 
 @cache
@@ -26,8 +28,9 @@ def code_version() -> str:
     root = Path(fedpriv.__file__).parent
     digest = hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
-        if file.relative_to(root).parts[0] not in WITHOUT_EFFECT:
-            digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
+        path = file.relative_to(root)
+        if path.parts[0] not in WITHOUT_EFFECT or path.as_posix() in WITH_EFFECT:
+            digest.update(str(path).encode() + b"\0" + file.read_bytes())
     return f"{version('fedpriv')}+{digest.hexdigest()[:12]}"
 
 
