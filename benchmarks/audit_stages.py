@@ -1,9 +1,9 @@
 """What an audit of the quick start takes, by stage: with an empty cache of controls, with the controls kept, and with a budget.
 
 The quick start is trained once, without tracking; each audit is a command of its own on a copy of the run. The audits whose CPU
-seconds are limited have one process, since two that share a core take longer for the same work; the one with a budget uses all cores.
-The start is included, with Python's modules compiled, as they are from a user's second command on. Limits: 45 CPU s with an empty cache,
-20 with the controls kept, and with ``--budget 60s`` 75 s from the start to the end, on idle cores.
+seconds are limited have one process, since two that share a core take longer for the same work; the one with a budget uses all
+cores. The start is included, with Python's modules compiled, as they are from a user's second command on. Limits: 45 CPU s with
+an empty cache, 20 with the controls kept, and with ``--budget 60s`` 75 s from the start to the end, on idle cores.
 """
 
 from __future__ import annotations
