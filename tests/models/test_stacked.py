@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune, weight_norm
 
-from fedpriv.models.batched.layers import FORMS, ForwardContext, Layer, NotStackable
+from fedpriv.models.batched.layers import FORMS, ForwardContext, Layer, Leaf, NotStackable, to_stack
 from fedpriv.models.batched.stacked import Form, StackedNet, VmappedNet, check
 from fedpriv.models.net import ROLES, Net
+from fedpriv.parameters import ParameterSpace
 
 
 def with_encoder(*layers: nn.Module, d: int = 16) -> Net:
@@ -214,3 +215,44 @@ def test_dropout_of_everything_leaves_zeros() -> None:
     x = torch.ones(2, 3, 4)
     ctx = ForwardContext(2, {}, frozenset({"encoder"}), lambda like, share: torch.zeros(2, *like.shape))
     assert torch.equal(FORMS[nn.Dropout](Layer("encoder.drop", nn.Dropout(1.0)), ctx, x), torch.zeros_like(x))
+
+
+class Twice(nn.Module):
+    """It passes one of its layers twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner = nn.Linear(64, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x.flatten(1))
+        y: Tensor = self.inner(self.inner(x).relu())
+        return y
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_layers_write_the_sum_of_their_gradients_where_it_belongs(views: int) -> None:
+    """In a larger matrix that holds other numbers before; autograd gives the expected ones."""
+    net = with_encoder(Twice()).double()
+    stacked: Form = StackedNet(net)
+    space = ParameterSpace.of(net)
+    rows = space.row_of(net) + torch.rand(2, space.size, generator=torch.Generator().manual_seed(0)).double()
+    images = [to_stack(list(torch.rand(2, 3, 1, 8, 8).double()), 3) for _ in range(views)]
+    gradients = torch.full_like(rows, torch.nan)
+    leaves = dict[str, Leaf]()
+    for entry in space.entries:
+        span, shape = slice(entry.start, entry.stop), (2, *entry.shape)
+        leaves[entry.name] = Leaf(rows[:, span].view(shape).data.requires_grad_(True), gradients[:, span].view(shape))
+    parameters = [leaf.tensor for leaf in leaves.values()]
+
+    def differentiated(given: dict[str, Leaf]) -> tuple[Tensor | None, ...]:
+        tensors = {name: leaf.tensor for name, leaf in leaves.items()}
+        ctx = ForwardContext(2, tensors, frozenset(ROLES), lambda like, share: like, given)
+        loss = torch.stack([stacked.from_features(ctx, stacked.encode(ctx, x)).logits.square().sum() for x in images]).sum()
+        return torch.autograd.grad(loss, parameters, allow_unused=True)
+
+    expected = differentiated({})
+    assert differentiated(leaves) == (None,) * len(leaves) and all(leaf.written for leaf in leaves.values())
+    for leaf, gradient in zip(leaves.values(), expected, strict=True):
+        assert gradient is not None
+        torch.testing.assert_close(leaf.gradient, gradient)
