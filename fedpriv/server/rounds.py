@@ -59,7 +59,7 @@ class Server:
         state: the global model and what the method remembers beside it.
         canaries: the run's canaries, if there are any.
         taps: as of :class:`Traffic`.
-        on_answer: called as clients answer; ``None``: nobody wants to know.
+        on_answer: called as clients answer; ``None``: nothing is called.
         on_participants: called before clients train, with the round and its participants.
         end_requested: whether the run ends as soon as a round is evaluated, and is then finished.
     """
