@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from functools import partial
 from numbers import Real
 from pathlib import Path
+from typing import TypeVar
 
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.control import folder
 from fedpriv.attacks.lab.trial import Mount, mount
 from fedpriv.audit.finished import Finished
 from fedpriv.errors import FedprivError, UsageError
+from fedpriv.processes import forked_in_order
 
+T = TypeVar("T")
 Say = Callable[[str], object]
 END = "end"
 """Name of the moment at which an audit ended."""
@@ -142,10 +146,19 @@ def spent(say: Say) -> Reason | None:
     return say.spent() if isinstance(say, Progress) else None
 
 
-def elsewhere(say: Say, seconds: float) -> None:
-    """:meth:`Progress.elsewhere`, where ``say`` is a :class:`Progress`."""
-    if isinstance(say, Progress):
-        say.elsewhere(seconds)
+def beside(calls: Sequence[Callable[[], T]], workers: int, say: Say | None) -> Generator[T]:
+    """The results of :func:`fedpriv.processes.forked_in_order`; where ``say`` is a :class:`Progress`, the CPU seconds that other
+    processes spent on a result count for the step in which it is taken."""
+
+    def timed(call: Callable[[], T]) -> tuple[T, float]:
+        began = time.process_time()
+        return call(), time.process_time() - began
+
+    with closing(forked_in_order([partial(timed, call) for call in calls], workers)) as results:
+        for result, seconds in results:
+            if workers > 1 and len(calls) > 1 and isinstance(say, Progress):
+                say.elsewhere(seconds)
+            yield result
 
 
 def mounting(say: Say) -> Mount:

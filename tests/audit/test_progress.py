@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
 
-from fedpriv.audit.progress import END, Progress, keep_moments, last_moments
+from fedpriv.audit.progress import END, Progress, beside, keep_moments, last_moments
 
 
 class Clock:
@@ -82,3 +84,19 @@ def test_time_left_is_that_of_the_last_audit_of_its_kind(tmp_path: Path, monkeyp
         second(step)
     left = ["[   0 s, about 30 s left] one", "[  20 s, about 40 s left] two", "[  40 s] three"]
     assert lines == ["[   0 s] one", "[  10 s] two", *left]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_seconds_of_calls_count_for_the_step_wherever_they_run(workers: int) -> None:
+    def busy() -> int:
+        began = time.process_time()
+        while time.process_time() - began < 0.1:
+            pass
+        return os.getpid()
+
+    progress = Progress(lambda text: None)
+    progress("together")
+    ran_in = list(beside([busy, busy], workers, progress))
+    progress.end_step()
+    assert (os.getpid() in ran_in) == (workers == 1)
+    assert 0.2 <= progress.times["together"] < 0.4, "each once"

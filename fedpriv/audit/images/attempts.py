@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -16,8 +15,8 @@ from fedpriv.attacks.lab.attempts import ImageAttempt, joined
 from fedpriv.attacks.lab.trial import Attacker, NotTried, Trial
 from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit.images.target import Target
-from fedpriv.audit.progress import Say, elsewhere, mounting, spent
-from fedpriv.processes import forked, forked_in_order
+from fedpriv.audit.progress import Say, beside, mounting, spent
+from fedpriv.processes import forked
 
 SINGLES = 72
 """Largest number of images of the easiest case: if none of them is recovered, the rate may still be up to 5 %."""
@@ -86,19 +85,14 @@ def _one_by_one(
 ) -> Generator[tuple[Attacker[ImageAttack], ImageAttempt]]:
     """Each attacker's attempt; with several processes, those of the next attackers run beside."""
 
-    def mounted(attacker: Attacker[ImageAttack]) -> tuple[ImageAttempt, float]:
-        began = time.process_time()
-        attempt = attempt_on(target, attacker, seed, say, controls, announce=False)
-        return attempt, time.process_time() - began
+    def mounted(attacker: Attacker[ImageAttack]) -> ImageAttempt:
+        return attempt_on(target, attacker, seed, say, controls, announce=False)
 
-    with closing(forked_in_order([partial(mounted, attacker) for attacker in attackers], workers)) as results:
+    with closing(beside([partial(mounted, attacker) for attacker in attackers], workers, say)) as results:
         for attacker in attackers:
             if spent(say) is None:
                 say(f"{target.title}: {attacker.name}")
-            attempt, seconds = next(results)
-            if workers > 1 and len(attackers) > 1:
-                elsewhere(say, seconds)
-            yield attacker, attempt
+            yield attacker, next(results)
 
 
 def _controls_at_once(target: Target, attackers: Sequence[Attacker[ImageAttack]], seed: int, say: Say, workers: int) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -29,13 +28,12 @@ from fedpriv.audit.membership.member_scores import (
     Statistic,
 )
 from fedpriv.audit.membership.one_client import OfClient, attack_client, counted_once
-from fedpriv.audit.progress import unlimited
+from fedpriv.audit.progress import Progress, beside, unlimited
 from fedpriv.audit.record.base import Record
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results.epsilon import EpsilonBounds
 from fedpriv.audit.results.outcome import ControlResult, Interval, Sender
 from fedpriv.errors import FedprivError, UsageError
-from fedpriv.processes import forked
 
 __all__ = [
     "CENTERS", "FEDMIA", "LIRA", "LOSS", "OFFLINE", "REGRESSION", "REGRESSIONS", "ROWS", "RUNNING", "Membership", "membership",
@@ -99,7 +97,6 @@ class Membership:
         likelihoods: the attacks behind that bound, LiRA on each statistic; the best one is taken.
         shadows: shadow local updates per client; ``diverged``: how many of all of them were left out.
         rounds: for each client, the rounds that FedMIA used; empty where it was not tried.
-        elsewhere: CPU seconds of other processes.
         threat: the threat model, in sentences.
     """
 
@@ -115,7 +112,6 @@ class Membership:
     shadows: int
     diverged: int
     rounds: tuple[tuple[int, ...], ...]
-    elsewhere: float
     threat: tuple[str, ...]
 
     def together(self, of: int | None = None) -> dict[str, Interval]:
@@ -167,7 +163,7 @@ def membership(
     clients: Sequence[int],
     shadows: int,
     seed: int = 0,
-    in_time: Callable[[], None] = unlimited,
+    progress: Progress | None = None,
     workers: int = 1,
 ) -> Membership:
     """Attack the uploads of some clients in a round; their scores are pooled, as one client has few samples.
@@ -178,7 +174,7 @@ def membership(
 
     Args:
         shadows: shadow local updates per client; even. They dominate the cost: each is as expensive as a client's local update.
-        in_time: called before each of them; raises :class:`fedpriv.audit.progress.BudgetSpent` where none may begin.
+        progress: asked before each of them whether it may begin.
         workers: processes, which share the clients.
 
     Raises:
@@ -187,14 +183,9 @@ def membership(
     """
     if shadows < FEWEST_SHADOWS or shadows % 2:
         raise UsageError(f"{shadows} shadow models: must be an even number of at least {FEWEST_SHADOWS}")
-
-    def attacked(client: int) -> tuple[OfClient, float]:
-        began = time.process_time()
-        return attack_client(record, round, client, shadows, seed, in_time), time.process_time() - began
-
-    results, seconds = zip(*forked([partial(attacked, client) for client in clients], workers), strict=True)
-    elsewhere = sum(seconds) if workers > 1 and len(clients) > 1 else 0.0
-    return replace(pooled(record, round, clients, results, shadows, seed), elsewhere=elsewhere)
+    in_time = unlimited if progress is None else progress.in_time
+    calls = [partial(attack_client, record, round, client, shadows, seed, in_time) for client in clients]
+    return pooled(record, round, clients, list(beside(calls, workers, progress)), shadows, seed)
 
 
 def pooled(
@@ -267,7 +258,6 @@ def pooled(
         shadows=shadows,
         diverged=sum(result.diverged for result in results),
         rounds=tuple(result.rounds for result in results) if across else (),
-        elsewhere=0.0,
         threat=(*_THREAT, *(sentence for sentence, applies in also.items() if applies)),
     )
 

@@ -59,11 +59,10 @@ def in_rounds(
             clients = record.whole_clients(round)
             progress.in_time()
             progress(f"membership: {updates} shadow models for each of {len(clients)} clients of round {round}")
-            result = membership(record, round, clients, updates, seed, progress.in_time, workers)
+            result = membership(record, round, clients, updates, seed, progress, workers)
         except FedprivError as error:
             refused[round] = error.reason if isinstance(error, BudgetSpent) else Reason("not available", str(error))
             continue
-        progress.elsewhere(result.elsewhere)
         results.append(result)
     return results_of_rounds(results, refused, last, _corrected(record, [result.round for result in results]))
 
